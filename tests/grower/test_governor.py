@@ -39,6 +39,10 @@ class Host(nn.Module):
         return self.last(self.dropout(self.norm(self.first(inputs)).relu()))
 
 
+def attach() -> GrowingModel:
+    return GrowingModel(Host(), ("first", "norm"), torch.ones(4, 6))
+
+
 def batch(seed: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     inputs = torch.randn(16, 6, generator=generator)
@@ -61,14 +65,14 @@ class ModelGovernor:
 
     def __init__(
         self,
-        model: nn.Module,
+        model: GrowingModel,
         optimizer: torch.optim.Optimizer,
         settings: GovernorSettings | None = None,
         classes: int | None = None,
     ) -> None:
         self.copies, self.classes = ModelSnapshot(model, optimizer), classes
         self.governor = Governor(self, settings or GovernorSettings())
-        self.pruned: tuple[str, ...] = ()
+        self.pruned: list[str] = []
 
     def snapshot(self, rows: np.ndarray) -> None:
         self.copies.take()
@@ -101,13 +105,13 @@ def make(request: pytest.FixtureRequest) -> MakeOptimizer:
 
 def test_a_blow_up_is_undone_in_place(make: MakeOptimizer) -> None:
     torch.manual_seed(0)
-    model = Host()
+    model = attach()
     optimizer = make(model)
     governor = ModelGovernor(model, optimizer)
     for seed in range(3):
         assert not governor.check(learn(model, optimizer, seed))
     kept, identities = copy.deepcopy(model.state_dict()), [id(parameter) for parameter in model.parameters()]
-    random = torch.get_rng_state()
+    random, moments = torch.get_rng_state(), moments_of(optimizer)
     loss = learn(model, optimizer, 3, spoil=math.nan)
     assert not all(bool(tensor.isfinite().all()) for tensor in model.state_dict().values())
     done = governor.check(loss)
@@ -116,64 +120,81 @@ def test_a_blow_up_is_undone_in_place(make: MakeOptimizer) -> None:
     assert {id(one) for group in optimizer.param_groups for one in group["params"]} == set(identities)
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, kept[name]), name
-    assert kept["norm.num_batches_tracked"] == 3
+    assert kept["host.norm.num_batches_tracked"] == 3
     assert torch.equal(torch.get_rng_state(), random)
     assert all(parameter.grad is None for parameter in model.parameters())
-    assert not optimizer.state
+    assert moments_of(optimizer) == moments
     assert (done.trouble, done.pruned) == (Trouble.NOT_FINITE, ())
     assert math.isnan(done.loss)
     assert done.loss_restored > 0
 
 
-def test_the_first_step_after_a_rollback_is_that_of_a_new_optimizer(make: MakeOptimizer) -> None:
-    torch.manual_seed(0)
-    model = Host()
-    optimizer = make(model)
-    governor = ModelGovernor(model, optimizer)
-    for seed in range(4):
-        governor.check(learn(model, optimizer, seed))
-    assert governor.check(learn(model, optimizer, 4, spoil=math.inf))
-    twin = copy.deepcopy(model)
-    newborn, random = make(twin), torch.get_rng_state()
-    learn(model, optimizer, 5)
-    torch.set_rng_state(random)
-    learn(twin, newborn, 5)
-    for name, tensor in model.state_dict().items():
-        assert torch.equal(tensor, twin.state_dict()[name]), name
+def moments_of(optimizer: torch.optim.Optimizer) -> str:
+    """All values of an optimizer's state and groups, without the parameters themselves."""
+    groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    return repr(([sorted(state.items()) for state in optimizer.state.values()], groups))
 
 
-def test_moments_that_survived_would_have_made_another_step(make: MakeOptimizer) -> None:
+def test_the_first_step_after_a_rollback_is_that_after_the_snapshot(make: MakeOptimizer) -> None:
     torch.manual_seed(0)
-    model = Host().eval()  # without the randomness of dropout
+    model = attach()
     optimizer = make(model)
     snapshot = ModelSnapshot(model, optimizer)
     for seed in range(4):
         learn(model, optimizer, seed)
     snapshot.take()
+    random = torch.get_rng_state()
     twin = copy.deepcopy(model)
-    stale = make(twin)
-    stale.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    twin_optimizer = make(twin)
+    twin_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    learn(model, optimizer, 4, spoil=math.inf)
+    for _ in range(2):  # a restored snapshot can be restored again
+        snapshot.restore()
+        learn(model, optimizer, 5)
+    torch.set_rng_state(random)
+    learn(twin, twin_optimizer, 5)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, twin.state_dict()[name]), name
+
+
+def test_what_an_optimizer_keeps_in_its_groups_returns_but_not_the_learning_rate() -> None:
+    model = attach()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    optimizer.param_groups[0]["k"] = 3
+    snapshot = ModelSnapshot(model, optimizer)
+    snapshot.take()
+    optimizer.param_groups[0] |= {"k": 5, "lr": 0.1}
     snapshot.restore()
-    learn(model, optimizer, 5)
-    learn(twin, stale, 5)
-    assert not torch.equal(model.first.weight, twin.first.weight)
+    assert (optimizer.param_groups[0]["k"], optimizer.param_groups[0]["lr"]) == (3, 0.1)
+
+
+def test_the_state_of_what_is_not_in_the_model_is_named() -> None:
+    model, apart = attach(), nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW([*model.parameters(), *apart.parameters()])
+    snapshot = ModelSnapshot(model, optimizer)
+    snapshot.take()
+    apart(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    with pytest.warns(UserWarning, match="a state of what is not in the growing model"):
+        snapshot.restore()
+    assert list(optimizer.state) == list(apart.parameters())
 
 
 def test_snapshots_are_taken_on_good_vitals_only() -> None:
-    model = Host()
+    model = attach()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     governor = ModelGovernor(model, optimizer)
     for value, loss in ((1.0, 1.0), (2.0, 1.0), (3.0, 0.9), (4.0, 1.5), (5.0, 9.0)):
-        nn.init.constant_(model.last.bias, value)
+        nn.init.constant_(model.host.last.bias, value)
         assert governor.check(loss) is None
     rollback = governor.check(math.nan)
     assert rollback is not None
     assert rollback.loss_restored == pytest.approx(0.9)
-    assert model.last.bias.tolist() == [3.0] * 3
+    assert model.host.last.bias.tolist() == [3.0] * 3
 
 
 def test_an_explosion_and_a_collapse_are_told_apart() -> None:
-    model = Host()
+    model = attach()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     exploding, collapsing = (ModelGovernor(model, optimizer, classes=3) for _ in range(2))
     for _ in range(4):
@@ -184,7 +205,7 @@ def test_an_explosion_and_a_collapse_are_told_apart() -> None:
 
 
 def test_after_a_rollback_the_losses_and_the_skill_are_usual_that_were_so_at_the_snapshot() -> None:
-    model = Host()
+    model = attach()
     governor = ModelGovernor(model, torch.optim.SGD(model.parameters(), lr=0.0), classes=3)
     for _ in range(4):
         assert not governor.check(1.0, 0.8)
@@ -198,16 +219,16 @@ def troubles(rollbacks: list[Rollback | None]) -> list[Trouble | None]:
 
 
 def test_an_optimizer_that_overflowed_is_seen() -> None:
-    model = Host()
+    model = attach()
     optimizer = torch.optim.AdamW(model.parameters())
     governor = ModelGovernor(model, optimizer)
     loss = learn(model, optimizer, 0)
-    optimizer.state[model.last.bias]["exp_avg_sq"].fill_(math.inf)
+    optimizer.state[model.host.last.bias]["exp_avg_sq"].fill_(math.inf)
     assert troubles([governor.check(loss)]) == [Trouble.NOT_FINITE]
 
 
 def test_rollbacks_are_bounded() -> None:
-    model = Host()
+    model = attach()
     optimizer = torch.optim.AdamW(model.parameters())
     governor = ModelGovernor(model, optimizer, GovernorSettings(max_rollbacks=2))
     for _ in range(2):
@@ -227,7 +248,7 @@ def test_a_snapshot_is_loaded_where_there_are_other_generators(
     """As when a model goes from a GPU to the CPU, or back: what both have is put back, and the rest is left alone."""
 
     def snapshot(count: int) -> tuple[ModelSnapshot, list[torch.Generator]]:
-        model, generators = Host(), [torch.Generator().manual_seed(count + place) for place in range(count)]
+        model, generators = attach(), [torch.Generator().manual_seed(count + place) for place in range(count)]
         monkeypatch.setattr("esper.grower.governor.global_generators", lambda _: generators)
         return ModelSnapshot(model, torch.optim.AdamW(model.parameters())), generators
 
@@ -245,14 +266,14 @@ class Growing:
     """A model with a slot behind each hidden layer, whose optimizer owns what has grown."""
 
     def __init__(self) -> None:
-        self.model = GrowingModel(Host(), ("first", "norm"), torch.randn(4, 6))
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.model = attach()
+        self.optimizer = torch.optim.AdamW(self.model.parameter_groups(lr=0.01))
+        self.model.link(self.optimizer)
         self.governor = ModelGovernor(self.model, self.optimizer)
 
     def germinate(self, slot: str, alpha: float = 1.0) -> None:
         seed = self.model.slots[slot].germinate("mlp", torch.Generator().manual_seed(3))
         seed.alpha.fill_(alpha)
-        self.optimizer.add_param_group({"params": list(seed.parameters())})
 
     def learn(self, seed: int, spoil: float = 0.0) -> Rollback | None:
         return self.governor.check(learn(self.model, self.optimizer, seed, spoil))

@@ -51,7 +51,7 @@ def _read_controller(value: Any) -> Any:
 
 
 _CLASSES_ADVICE = Advice("give the number of classes (classes=2 for one yes/no output)")
-STATE_VERSION = 8
+STATE_VERSION = 9
 """Version of the state that `esper.Grower.state_dict` returns."""
 _SIGNATURE = ("classes", "seed")
 """Fields that must be the same where a state is saved and where it is loaded; others may change between decisions."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import copy
+import warnings
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +19,10 @@ from esper.growth.seed import Seed
 from esper.numerics.module_state import global_generators
 from esper.serialization.state_files import from_plain, to_plain
 
+_NOT_RESTORED = ("params", "lr", "initial_lr")
+"""Entries of an optimizer's groups that a rollback leaves as they are."""
+_CALLER = 9
+"""Calls between a warning and the loop that called `esper.Grower.step`."""
 _REASONS = {
     Trouble.NONE: "no trouble",
     Trouble.NOT_FINITE: "a training or validation loss, gradient or parameter is infinite or not a number",
@@ -39,69 +45,69 @@ class Rollback:
     """Slots that lost their module."""
 
 
-class _Copies(NamedTuple):
-    """Copies with the tensors that they belong to, by identity, not by name."""
-
-    parameters: list[tuple[nn.Parameter, Tensor]]
-    buffers: list[tuple[nn.Module, str, Tensor]]
-    generators: list[tuple[torch.Generator, Tensor]]
-
-
 class ModelSnapshot:
-    """A copy of a model's parameters and buffers and of torch's global random generators, to return to.
+    """A copy of a model, its optimizer's state and torch's global random generators, to return to.
 
-    The copies are written into the model's own tensors, so parameters keep their identity and the optimizer goes on
-    owning them. Its state is cleared: momentum from before would push straight back. On a `GrowingModel` live modules
-    are pruned and leave the optimizer; so does a fossil that germinated after the snapshot.
+    All is copied by name, and written back into the model's own tensors, which the optimizer goes on owning. Live
+    modules are pruned and leave the optimizer; so does a fossil that germinated after the snapshot. Of the optimizer
+    ``state`` and ``param_groups`` return, but not the learning rates, which are the scheduler's. What an optimizer
+    keeps elsewhere is not known here and stays.
     """
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, model: GrowingModel, optimizer: torch.optim.Optimizer) -> None:
         self.model, self.optimizer = model, unwrap_optimizer(optimizer)
-        self._generators = list(global_generators(model))
-        self._names = {each: f"{place} on {each.device}" for place, each in enumerate(self._generators)}
-        self._copies = _Copies([], [], [])
+        self._generators = {f"{place} on {each.device}": each for place, each in enumerate(global_generators(model))}
+        self._seeds: dict[str, Seed] = {}
+        """The modules in the snapshot, by slot."""
+        self._values: dict[str, Tensor] = {}
+        self._moments: dict[str, dict[str, Any]] = {}
+        """The optimizer's state, by the names of parameters."""
+        self._groups: list[dict[str, Any]] = []
+        self._random: dict[str, Tensor] = {}
 
     @torch.no_grad()
     def take(self) -> None:
-        """Copy the present state of the model."""
-        self._copies = _Copies(
-            [(parameter, parameter.detach().clone()) for parameter in self.model.parameters()],
-            [(module, name, module.get_buffer(name).clone()) for _, module, name in _list_buffers(self.model)],
-            [(generator, generator.get_state()) for generator in self._generators],
-        )
+        """Copy the present state."""
+        state, groups = self.optimizer.state, self.optimizer.param_groups
+        named = self.model.named_parameters()
+        self._seeds = self.model.seeds
+        self._values = {name: tensor.clone() for name, tensor in self._name_tensors().items()}
+        self._moments = {name: copy.deepcopy(state[parameter]) for name, parameter in named if parameter in state}
+        kept = [{key: value for key, value in group.items() if key not in _NOT_RESTORED} for group in groups]
+        self._groups = copy.deepcopy(kept)
+        self._random = {name: generator.get_state() for name, generator in self._generators.items()}
 
     @torch.no_grad()
-    def restore(self) -> tuple[str, ...]:
+    def restore(self) -> list[str]:
         """Return to the state of `take`; returns the slots that lost their module."""
-        pruned: list[str] = []
-        if isinstance(self.model, GrowingModel):
-            # Live modules, and fossils that the snapshot lacks, leave the model and the optimizer.
-            saved = {parameter for parameter, _ in self._copies.parameters}
-            seeds = self.model.seeds
-            pruned = [
-                name for name, seed in seeds.items() if not (seed.fossilized and saved.issuperset(seed.parameters()))
-            ]
-            removed: set[Tensor] = set()
-            for name in pruned:
-                removed.update(seeds[name].parameters())
-                self.model.slots[name].remove()
-            for group in self.optimizer.param_groups:
-                group["params"][:] = [parameter for parameter in group["params"] if parameter not in removed]
-        # Into the model's own tensors; what was pruned since has no place any more.
-        present = set(self.model.parameters())
-        for parameter, saved in self._copies.parameters:
-            if parameter in present:
-                parameter.copy_(saved)
-        for module, name, saved in self._copies.buffers:
-            module.get_buffer(name).copy_(saved)
-        if isinstance(self.model, GrowingModel):
-            self.model.copies.reset_mirrors(self.model)
-        for generator, state in self._copies.generators:
-            generator.set_state(state)
-        # Momentum from before would push straight back.
-        self.optimizer.zero_grad()
-        self.optimizer.state.clear()
-        return tuple(pruned)
+        # Live modules, and fossils that the snapshot lacks, leave the model and the optimizer.
+        model, optimizer, seeds = self.model, self.optimizer, self.model.seeds
+        pruned = [slot for slot, seed in seeds.items() if not (seed.fossilized and self._seeds.get(slot) is seed)]
+        for slot in pruned:
+            model.slots[slot].remove()
+        # What was pruned since the snapshot has no place any more.
+        for name, tensor in self._name_tensors().items():
+            if name in self._values:
+                tensor.copy_(self._values[name])
+        model.copies.reset_mirrors(model)
+        # The optimizer's objects are changed in place, since wrappers share them.
+        optimizer.zero_grad()
+        for name, parameter in model.named_parameters():
+            optimizer.state.pop(parameter, None)
+            if name in self._moments:
+                optimizer.state[parameter] = copy.deepcopy(self._moments[name])
+        for group, values in zip(optimizer.param_groups, self._groups, strict=False):
+            group.update(copy.deepcopy(values))
+        for name, state in self._random.items():
+            self._generators[name].set_state(state)
+        parameters = set(model.parameters())
+        if any(key not in parameters for key in optimizer.state):
+            warnings.warn(
+                "the optimizer also holds a state of what is not in the growing model, which a rollback does not know: "
+                "it stays as it is",
+                stacklevel=_CALLER,
+            )
+        return pruned
 
     def is_finite(self, *, gradients: bool = True) -> bool:
         """Whether all parameters of the model and moments of the optimizer are finite, and the ``gradients`` too."""
@@ -112,43 +118,52 @@ class ModelSnapshot:
         return all(bool(tensor.isfinite().all()) for tensor in tensors)
 
     def state_dict(self) -> dict[str, Any]:
-        """The copies as plain values: as large as the model."""
-        names = {parameter: name for name, parameter in self.model.named_parameters()}
-        places = {(module, name): path for path, module, name in _list_buffers(self.model)}
-        parameters, buffers, generators = self._copies
+        """The copies as plain values, without those of modules that are gone."""
+        new = [seed for slot, seed in self.model.seeds.items() if self._seeds.get(slot) is not seed]
+        new_tensors = {tensor for seed in new for tensor in (*seed.parameters(), *seed.buffers())}
+        kept = {name for name, tensor in self._name_tensors().items() if tensor not in new_tensors}
         return to_plain(
             {
-                # Tensors that have left the model since would not be restored anyway.
-                "parameters": {names[owner]: saved for owner, saved in parameters if owner in names},
-                "buffers": {places[module, name]: saved for module, name, saved in buffers if (module, name) in places},
-                "generators": {self._names[each]: state for each, state in generators},
+                "values": {name: value for name, value in self._values.items() if name in kept},
+                "moments": {name: value for name, value in self._moments.items() if name in kept},
+                "groups": self._groups,
+                "generators": self._random,
+                "optimizer": type(self.optimizer).__name__,
             }
         )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where `state_dict` was called; the model has the structure that it had then.
 
-        It may be on another device: a rollback then leaves the generator of that device as it is.
+        Generators of devices that are not here, and the state of another kind of optimizer, mean nothing.
         """
-        parameters = dict(self.model.named_parameters())
-        buffers = {path: (module, name) for path, module, name in _list_buffers(self.model)}
-        tensors = {**parameters, **{path: module.get_buffer(name) for path, (module, name) in buffers.items()}}
-        unknown = [name for name in (*state["parameters"], *state["buffers"]) if name not in tensors]
-        if unknown:
-            raise CheckpointError(f"the governor's snapshot holds {unknown[0]!r}, which this model lacks")
-        known = [each for each in self._generators if self._names[each] in state["generators"]]
-        like = {
-            "parameters": {name: tensors[name] for name in state["parameters"]},
-            "buffers": {name: tensors[name] for name in state["buffers"]},
-            "generators": {self._names[each]: each.get_state() for each in known},
+        tensors, parameters = self._name_tensors(), dict(self.model.named_parameters())
+        unknown = next((name for name in (*state["values"], *state["moments"]) if name not in tensors), None)
+        if unknown is not None:
+            raise CheckpointError(f"the governor's snapshot holds {unknown!r}, which this model lacks")
+        like = {name: tensors[name] for name in state["values"]}
+        self._values = from_plain(like, state["values"], "the governor's snapshot")
+        saved = {tensors[name] for name in self._values}
+        self._seeds = {slot: seed for slot, seed in self.model.seeds.items() if saved.issuperset(seed.parameters())}
+        self._random = {name: value for name, value in state["generators"].items() if name in self._generators}
+        same = state["optimizer"] == type(self.optimizer).__name__
+        self._groups = state["groups"] if same else []
+        self._moments = {
+            # Counts of steps stay on the CPU.
+            name: {
+                key: value.to(parameters[name].device) if isinstance(value, Tensor) and value.dim() else value
+                for key, value in kept.items()
+            }
+            for name, kept in (state["moments"].items() if same else ())
         }
-        own = {**state, "generators": {self._names[each]: state["generators"][self._names[each]] for each in known}}
-        saved = from_plain(like, own, "the governor's snapshot")
-        self._copies = _Copies(
-            [(parameters[name], value) for name, value in saved["parameters"].items()],
-            [(*buffers[path], value) for path, value in saved["buffers"].items()],
-            [(each, saved["generators"][self._names[each]]) for each in known],
-        )
+
+    def _name_tensors(self) -> dict[str, Tensor]:
+        """All parameters and buffers by name, but the alphas of modules, which belong to the lifecycle."""
+        buffers: dict[str, Tensor] = {}
+        for path, module in cast("Iterable[tuple[str, nn.Module]]", self.model.named_modules()):
+            if not isinstance(module, Seed):
+                buffers |= dict(module.named_buffers(path, recurse=False))
+        return {**dict(self.model.named_parameters()), **buffers}
 
 
 def describe_rollback(intervention: Intervention, loss: float, pruned: Sequence[str]) -> Rollback | None:
@@ -167,11 +182,3 @@ def require_rollbacks_left(intervention: Intervention, governor: Governor) -> No
             f"{governor.settings.max_rollbacks} rollbacks: the model is in its last good state; lower the learning "
             "rate, or check the data and the loss"
         )
-
-
-def _list_buffers(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
-    """All buffers but the alphas of modules, which belong to the lifecycle: path, module that holds it, name there."""
-    for path, module in cast("Iterable[tuple[str, nn.Module]]", model.named_modules()):
-        if not isinstance(module, Seed):
-            for name, _ in module.named_buffers(recurse=False):
-                yield f"{path}.{name}".removeprefix("."), module, name

@@ -584,9 +584,9 @@ class Grower:
     def state_dict(self) -> dict[str, Any]:
         """The grower's state as plain values.
 
-        It is about as large as the model, since it includes the last good state for rollbacks. Between decisions it
-        also holds recorded features. Save it together with the state dicts of model and optimizer. With several
-        processes, save that of the first one.
+        It is about as large as model and optimizer, since it includes their last good state for rollbacks. Between
+        decisions it also holds recorded features. Save it together with the state dicts of model and optimizer. With
+        several processes, save that of the first one.
 
         Raises:
             CheckpointError: the controller's state cannot be saved.
