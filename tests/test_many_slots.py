@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import esper
-from control.synthetic import NO_PRIOR
+from control.situations import NO_PRIOR
 from esper import Grower, GrowingModel
 from esper.control.controller import Controller
 from esper.control.learned import LearnedController

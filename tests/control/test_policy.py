@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import Tensor
 
-from control.synthetic import SMALL, SPEC, generator, masks, observations, policy, uniforms
+from control.situations import SMALL, SPEC, generator, masks, observations, policy, uniforms
 from esper.control.policy import OpPrior, Policy, PolicySettings, PolicyStep
 from esper.control.policy.heads import (
     compute_normalised_entropy,

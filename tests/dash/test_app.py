@@ -1,6 +1,7 @@
 """What the dashboard's server answers."""
 
 import json
+import os
 import shutil
 import sqlite3
 from contextlib import closing
@@ -16,7 +17,8 @@ from dash.planted_run import BASELINES, FAMILIES, Plan, plant
 from esper.config.loading import dump_settings
 from esper.dash.app import Access, dashboard
 from esper.dash.pages import PAGE, late_level
-from esper.dash.run_view import RunFinder
+from esper.dash.run_view import DEPTH, RunFinder
+from esper.errors import RunError
 from esper.lab.report import write_report
 from esper.runs.reader import RunReader
 from esper.runs.run_directory import RunDirectory
@@ -340,3 +342,56 @@ def test_whatever_a_run_contains_is_answered_as_json_or_as_a_sentence(
         content = json.loads(answer.text, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
         assert answer.status_code in (200, 404)
         assert answer.status_code == 200 or content["error"]
+
+
+# Finding runs.
+
+
+SMALL = Plan(networks=1, slots=1, steps=2, iterations=1)
+
+
+def names(*places: Path) -> list[str]:
+    return sorted(RunFinder(places).find())
+
+
+def test_runs_are_found_in_folders_and_by_themselves(tmp_path: Path):
+    plant(tmp_path / "runs" / "first", SMALL)
+    plant(tmp_path / "runs" / "sweep" / "seed0", SMALL)
+    assert names(tmp_path / "runs") == ["first", "sweep/seed0"]
+    assert names(tmp_path / "runs" / "first") == ["first"]
+
+
+def test_new_runs_show_and_vanished_ones_do_not(tmp_path: Path):
+    finder = RunFinder((tmp_path / "runs",))
+    assert finder.find() == {}
+    store = plant(tmp_path / "runs" / "late", SMALL)
+    assert finder.store("late") == store
+    store.unlink()
+    with pytest.raises(RunError, match="no run 'late'"):
+        finder.store("late")
+
+
+def test_runs_of_the_same_name_keep_apart(tmp_path: Path):
+    for place in ("one", "other"):
+        plant(tmp_path / place / "run", SMALL)
+    found = RunFinder((tmp_path / "one", tmp_path / "other")).find()
+    assert sorted(found) == [str(tmp_path / "other" / "run"), "run"]
+
+
+def test_hidden_and_deep_folders_are_left_alone(tmp_path: Path):
+    plant(tmp_path / ".hidden" / "run", SMALL)
+    plant(tmp_path.joinpath(*"abcdefgh"[: DEPTH + 1]), SMALL)
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", ["../outside", "..", "/etc", "first/../../outside", "first\0", ""])
+def test_no_name_leads_outside(tmp_path: Path, name: str):
+    plant(tmp_path / "outside", SMALL)
+    plant(tmp_path / "runs" / "first", SMALL)
+    with pytest.raises(RunError):
+        RunFinder((tmp_path / "runs",)).store(name)
+
+
+def test_a_name_of_any_bytes_can_be_shown(tmp_path: Path):
+    plant(Path(os.fsdecode(os.fsencode(tmp_path) + b"/bad\xff")), SMALL)
+    assert names(tmp_path) == ["bad�"]

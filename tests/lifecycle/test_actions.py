@@ -46,16 +46,8 @@ def test_the_builder_takes_values_and_stores_indices() -> None:
 
 
 def test_the_builder_leaves_out_what_the_operation_does_not_read() -> None:
-    assert make_action(Op.FOSSILIZE, 1, blueprint=3, tempo=8, alpha_speed=5).tolist() == [
-        Op.FOSSILIZE,
-        1,
-        0,
-        0,
-        0,
-        0,
-        0,
-        0,
-    ]
+    left_out = make_action(Op.FOSSILIZE, 1, blueprint=3, tempo=8, alpha_speed=5)
+    assert left_out.tolist() == [Op.FOSSILIZE, 1, *[0] * 6]
     assert make_action(Op.GERMINATE, 1, 3).tolist() == [Op.GERMINATE, 1, 3, 0, 0, 2, 0, 0]
 
 

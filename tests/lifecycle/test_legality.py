@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from esper.errors import IllegalActionError
-from esper.lifecycle.actions import ALPHA_TARGETS, Blend, Curve, Head, Op, make_action, make_wait_actions
+from esper.lifecycle.actions import Blend, Curve, Head, Op, make_action, make_wait_actions
 from esper.lifecycle.legality import ActionMasks, canonicalise, is_legal, legal_actions, require_legal
 from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import Stage
@@ -226,93 +226,6 @@ def masks_where_all_fit(table: SeedTable, rules: Rules = DEFAULT, evidence: Evid
     shape = table.stage.shape
     seen = good_evidence(*shape) if evidence is None else evidence
     return legal_actions(table, seen, rules, np.ones((*shape, 3), np.bool_))
-
-
-@pytest.mark.parametrize("name", ["default-none", "wide-shadow", "narrow-shadow", "one_target-none"])
-def test_sampling_head_by_head_is_always_legal(name: str) -> None:
-    """128,000 samples over populations in all stages; `require_legal` accepts each, and the plain rules below do."""
-    environments, slots, blueprints = 1000, 3, 5
-    rules, generator = RULE_SETS[name], np.random.default_rng(11)
-    compatible = random_compatibility(environments, slots, blueprints, generator)
-    table = SeedTable.dormant(environments, slots)
-    stages: set[int] = set()
-    for _ in range(32):
-        evidence = random_evidence(environments, slots, generator)
-        masks = legal_actions(table, evidence, rules, compatible)
-        actions = sample(masks, generator)
-        require_legal(actions, masks)
-        assert_within_rules(table, actions, rules)
-        table = step(table, evidence, actions, rules, compatible).table
-        stages |= set(table.stage.ravel().tolist())
-    assert len(stages) >= 7
-
-
-def assert_within_rules(table: SeedTable, actions: np.ndarray, rules: Rules) -> None:
-    """Properties of legal actions, computed without the masks."""
-    op, slot = actions[:, Head.OP], actions[:, Head.SLOT]
-    stage = table.stage[np.arange(len(actions)), slot]
-    assert np.isin(op, rules.operations).all()
-    assert (stage[op == Op.GERMINATE] == Stage.DORMANT).all()
-    assert (stage[op == Op.ADVANCE] == Stage.TRAINING).all()
-    assert np.isin(stage[op == Op.SET_ALPHA], (Stage.BLENDING, Stage.HOLDING)).all()
-    assert (stage[op == Op.FOSSILIZE] == Stage.HOLDING).all()
-    assert np.isin(stage[op == Op.PRUNE], (Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING)).all()
-    assert not actions[op == Op.WAIT].any()
-
-
-def test_an_empty_network_may_wait_or_germinate() -> None:
-    masks = masks_where_all_fit(SeedTable.dormant(2, 3))
-    assert np.flatnonzero(masks.op[1]).tolist() == [Op.WAIT, Op.GERMINATE]
-    assert masks.slot[0, Op.WAIT].tolist() == [True, False, False]
-    assert masks.slot[0, Op.GERMINATE].all()
-
-
-def test_a_slot_that_no_blueprint_fits_stays_empty() -> None:
-    compatible = np.array([[[False, False], [False, True]]])
-    masks = legal_actions(SeedTable.dormant(1, 2), good_evidence(1, 2), DEFAULT, compatible)
-    assert masks.slot[0, Op.GERMINATE].tolist() == [False, True]
-    assert masks.find_legal(Head.BLUEPRINT, np.array([Op.GERMINATE]), np.array([1])).tolist() == [[False, True]]
-    nothing = legal_actions(SeedTable.dormant(1, 2), good_evidence(1, 2), DEFAULT, np.zeros((1, 2, 2), np.bool_))
-    assert np.flatnonzero(nothing.op[0]).tolist() == [Op.WAIT]
-
-
-def test_a_seed_is_not_retargeted_to_where_it_is_or_goes() -> None:
-    rising = play(SeedTable.dormant(1, 1), DEFAULT, make_action(Op.GERMINATE, alpha_target=0.7), WAIT).table
-    held = play(rising, DEFAULT, WAIT, WAIT, WAIT).table
-    assert (rising.stage[0, 0], held.stage[0, 0]) == (Stage.BLENDING, Stage.HOLDING)
-    for table in (rising, held):
-        allowed = masks_where_all_fit(table).find_legal(Head.ALPHA_TARGET, np.array([Op.SET_ALPHA]), np.array([0]))[0]
-        assert [target for target, is_legal in zip(ALPHA_TARGETS, allowed, strict=True) if is_legal] == [0.5, 1.0]
-
-
-def test_fossilizing_needs_evidence() -> None:
-    held = play(SeedTable.dormant(1, 1), DEFAULT, make_action(Op.GERMINATE), *[WAIT] * 4).table
-    assert masks_where_all_fit(held).op[0, Op.FOSSILIZE]
-    assert not masks_where_all_fit(held, evidence=Evidence.none(1, 1)).op[0, Op.FOSSILIZE]
-
-
-def test_a_fossil_leaves_nothing_to_do() -> None:
-    life = (make_action(Op.GERMINATE), WAIT, WAIT, WAIT, WAIT, make_action(Op.FOSSILIZE))
-    fossil = play(SeedTable.dormant(1, 1), DEFAULT, *life).table
-    assert np.flatnonzero(masks_where_all_fit(fossil).op[0]).tolist() == [Op.WAIT]
-
-
-def test_the_rules_narrow_the_choices() -> None:
-    rules = open_rules(operations=(Op.WAIT, Op.GERMINATE), tempos=(5,), alpha_targets=(0.5, 1.0))
-    table = SeedTable.dormant(1, 1)
-    op, slot = np.array([Op.GERMINATE]), np.array([0])
-    masks = masks_where_all_fit(table, rules)
-    assert masks.find_legal(Head.BLEND, op, slot).tolist() == [[True, False, False]]
-    assert masks.find_legal(Head.TEMPO, op, slot).tolist() == [[False, True, False]]
-    assert masks.find_legal(Head.ALPHA_TARGET, op, slot).tolist() == [[True, False, True]]
-    germinated = play(table, rules, make_action(Op.GERMINATE, tempo=5)).table
-    assert np.flatnonzero(masks_where_all_fit(germinated, rules).op[0]).tolist() == [Op.WAIT]
-
-
-def test_an_irrelevant_head_can_only_be_zero() -> None:
-    masks = masks_where_all_fit(SeedTable.dormant(1, 2))
-    for head in list(Head)[Head.BLUEPRINT :]:
-        assert np.flatnonzero(masks.find_legal(head, np.array([Op.WAIT]), np.array([0]))[0]).tolist() == [0]
 
 
 def test_flat_masks_start_each_head_with_a_legal_choice() -> None:

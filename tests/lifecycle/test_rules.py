@@ -161,32 +161,35 @@ def seen(**values: float):
     return replace(evidence, **arrays)
 
 
-@pytest.mark.parametrize(("probed", "reason"), [(True, Reason.PASSED), (False, Reason.NOT_PROBED)])
-def test_g1_requires_a_probe(probed: bool, reason: Reason) -> None:
-    verdicts = evaluate_gates(slot(Stage.GERMINATED), seen(probed=probed), RULES)
-    assert (verdicts.reason[0, 0], verdicts.passed[0, 0]) == (reason, probed)
-
-
-@pytest.mark.parametrize(
-    ("age", "healthy", "reason"),
-    [
-        (3, True, Reason.PASSED),
-        (9, True, Reason.PASSED),
-        (2, True, Reason.TOO_YOUNG),
-        (2, False, Reason.TOO_YOUNG),
-        (3, False, Reason.GRADIENT_UNHEALTHY),
-    ],
+OPEN, BAD = Reason.PASSED, {"probed": False, "gradient_healthy": False, "contribution": -1.0}
+GATED = (
+    (Stage.GERMINATED, {}, {}, OPEN),
+    (Stage.GERMINATED, {}, BAD, Reason.NOT_PROBED),
+    (Stage.TRAINING, {"stage_age": 3}, {}, OPEN),
+    (Stage.TRAINING, {"stage_age": 9}, {}, OPEN),
+    (Stage.TRAINING, {"stage_age": 2}, {}, Reason.TOO_YOUNG),
+    (Stage.TRAINING, {"stage_age": 2}, BAD, Reason.TOO_YOUNG),
+    (Stage.TRAINING, {"stage_age": 3}, BAD, Reason.GRADIENT_UNHEALTHY),
+    (Stage.BLENDING, {"alpha_elapsed": 3, "alpha_duration": 3}, BAD, OPEN),
+    (Stage.BLENDING, {"alpha_elapsed": 2, "alpha_duration": 3}, {}, Reason.ALPHA_MOVING),
+    (Stage.HOLDING, {}, {"contribution": 0.0}, OPEN),
+    (Stage.HOLDING, {}, {"contribution": -0.5, "contribution_age": 2}, OPEN),
+    (Stage.HOLDING, {}, {"contribution": -0.51}, Reason.HARMFUL),
+    (Stage.HOLDING, {}, {"contribution": 1.0, "contribution_age": 3}, Reason.STALE),
+    (Stage.HOLDING, {}, {"contribution": -1.0, "contribution_age": 3}, Reason.STALE),
+    (Stage.HOLDING, {}, {"contribution": np.nan}, Reason.NOT_MEASURED),
+    (Stage.HOLDING, {}, {"contribution": np.nan, "contribution_age": 9}, Reason.NOT_MEASURED),
+    *((stage, {"stage_age": 9}, {}, Reason.NO_GATE) for stage in Stage if stage not in GATES),
 )
-def test_g2_requires_training_and_healthy_gradients(age: int, healthy: bool, reason: Reason) -> None:
-    verdicts = evaluate_gates(slot(Stage.TRAINING, stage_age=age), seen(gradient_healthy=healthy), RULES)
-    assert verdicts.reason[0, 0] == reason
-    assert verdicts.passed[0, 0] == (reason == Reason.PASSED)
+"""A stage, values of its slot, what is measured of it, and what its gate says."""
 
 
-@pytest.mark.parametrize(("elapsed", "reason"), [(3, Reason.PASSED), (2, Reason.ALPHA_MOVING)])
-def test_g3_requires_alpha_at_its_target(elapsed: int, reason: Reason) -> None:
-    table = slot(Stage.BLENDING, alpha_elapsed=elapsed, alpha_duration=3)
-    assert evaluate_gates(table, good_evidence(), RULES).reason[0, 0] == reason
+@pytest.mark.parametrize(("stage", "values", "evidence", "reason"), GATED)
+def test_a_gate_gives_its_reason(
+    stage: Stage, values: dict[str, float], evidence: dict[str, float], reason: Reason
+) -> None:
+    found = evaluate_gates(slot(stage, **values), seen(**evidence), RULES)
+    assert (found.reason[0, 0], found.passed[0, 0]) == (reason, reason == Reason.PASSED)
 
 
 @pytest.mark.parametrize(("elapsed", "legal"), [(3, True), (2, False)])
@@ -194,41 +197,3 @@ def test_a_held_seed_whose_alpha_moves_is_not_fossilized(elapsed: int, legal: bo
     table = slot(Stage.HOLDING, alpha_elapsed=elapsed, alpha_duration=3)
     masks = legal_actions(table, good_evidence(), RULES, np.ones((1, 1, 1), np.bool_))
     assert masks.slot[0, Op.FOSSILIZE, 0] == legal
-
-
-@pytest.mark.parametrize(
-    ("contribution", "age", "reason"),
-    [
-        (0.0, 0, Reason.PASSED),
-        (-0.5, 2, Reason.PASSED),
-        (-0.51, 0, Reason.HARMFUL),
-        (1.0, 3, Reason.STALE),
-        (-1.0, 3, Reason.STALE),
-        (np.nan, 0, Reason.NOT_MEASURED),
-        (np.nan, 9, Reason.NOT_MEASURED),
-    ],
-)
-def test_g5_requires_a_fresh_harmless_contribution(contribution: float, age: int, reason: Reason) -> None:
-    verdicts = evaluate_gates(slot(Stage.HOLDING), seen(contribution=contribution, contribution_age=age), RULES)
-    assert verdicts.reason[0, 0] == reason
-    assert verdicts.passed[0, 0] == (reason == Reason.PASSED)
-
-
-def test_gates_say_nothing_of_slots_elsewhere() -> None:
-    for stage in Stage:
-        verdict = evaluate_gates(slot(stage, stage_age=9), good_evidence(), RULES)
-        assert verdict.reason[0, 0] == (Reason.PASSED if stage in GATES else Reason.NO_GATE)
-        assert verdict.passed[0, 0] == (stage in GATES)
-
-
-def test_gate_ahead_is_the_gate_of_the_stage() -> None:
-    """With nothing in order, each stage is stopped by its own gate."""
-    evidence = seen(probed=False, contribution=-1.0)
-    stopped = {
-        Stage.GERMINATED: Reason.NOT_PROBED,
-        Stage.TRAINING: Reason.TOO_YOUNG,
-        Stage.BLENDING: Reason.ALPHA_MOVING,
-        Stage.HOLDING: Reason.HARMFUL,
-    }
-    for stage, reason in stopped.items():
-        assert evaluate_gates(slot(stage, alpha_duration=1), evidence, RULES).reason[0, 0] == reason

@@ -1,31 +1,38 @@
 """The life of seeds, step by step."""
 
+import math
 from dataclasses import fields, replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from esper.errors import IllegalActionError
-from esper.lifecycle.actions import Blend, Curve, Op, make_action, make_wait_actions
+from esper.lifecycle.actions import ALPHA_TARGETS, TEMPOS, Blend, Curve, Op, make_action, make_wait_actions
 from esper.lifecycle.legality import legal_actions
 from esper.lifecycle.rules import Reason, Rules
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import Evidence, SeedTable
 from esper.lifecycle.transitions import (
+    LONGEST_RAMP,
     Cause,
     Step,
     Transitions,
     add_fossils,
+    compute_alpha,
+    compute_ramp_progress,
     concatenate_transitions,
     remove_seeds,
     step,
 )
-from lifecycle.soundness import assert_sound
 from lifecycle.support import (
     DEFAULT,
     RULE_SETS,
     SHADOW,
     WIDE,
+    assert_sound,
     evidence_rows,
     good_evidence,
     play,
@@ -69,14 +76,43 @@ def holding(rules: Rules = DEFAULT) -> SeedTable:
     return play(EMPTY, rules, GERMINATE, *[WAIT] * 4).table
 
 
-def test_a_seed_without_isolation_blends_in_the_next_step() -> None:
-    life = stages(EMPTY, DEFAULT, GERMINATE, WAIT, WAIT, WAIT, WAIT, make_action(Op.FOSSILIZE), WAIT)
-    assert life == ["GERMINATED", "BLENDING", "BLENDING", "BLENDING", "HOLDING", "FOSSILIZED", "FOSSILIZED"]
+PRUNED_AT_ONCE = make_action(Op.PRUNE, alpha_speed=8)
+LIVES = {
+    "blends in the next step": (
+        [GERMINATE, *[WAIT] * 4, make_action(Op.FOSSILIZE), WAIT],
+        ["GERMINATED", *["BLENDING"] * 3, "HOLDING", "FOSSILIZED", "FOSSILIZED"],
+    ),
+    "trains in isolation until it is advanced": (
+        [GERMINATE, *[WAIT] * 4, make_action(Op.ADVANCE), *[WAIT] * 3],
+        ["GERMINATED", *["TRAINING"] * 4, *["BLENDING"] * 3, "HOLDING"],
+    ),
+    "is pruned by a ramp": (
+        [GERMINATE, *[WAIT] * 4, make_action(Op.PRUNE, alpha_speed=3), *[WAIT] * 4],
+        ["GERMINATED", *["BLENDING"] * 3, "HOLDING", *["BLENDING"] * 3, "PRUNED", "EMBARGOED"],
+    ),
+    "has no weight to ramp": ([GERMINATE, PRUNED_AT_ONCE], ["GERMINATED", "PRUNED"]),
+    "has no weight to ramp in isolation": (
+        [GERMINATE, WAIT, WAIT, PRUNED_AT_ONCE],
+        ["GERMINATED", "TRAINING", "TRAINING", "PRUNED"],
+    ),
+}
 
 
-def test_a_seed_in_isolation_trains_until_it_is_advanced() -> None:
-    life = stages(EMPTY, SHADOW, GERMINATE, WAIT, WAIT, WAIT, WAIT, make_action(Op.ADVANCE), WAIT, WAIT, WAIT)
-    assert life == ["GERMINATED", *["TRAINING"] * 4, "BLENDING", "BLENDING", "BLENDING", "HOLDING"]
+@pytest.mark.parametrize("name", LIVES)
+def test_a_life_has_its_stages(name: str) -> None:
+    actions, expected = LIVES[name]
+    assert stages(EMPTY, SHADOW if "isolation" in name else DEFAULT, *actions) == expected
+
+
+@pytest.mark.parametrize("cooldown", [(1, 5, 1), (2, 1, 3)])
+def test_a_slot_can_be_used_again_right_after_the_cooldown(cooldown: tuple[int, int, int]) -> None:
+    rules = open_rules(cooldown=cooldown)
+    first, second, third = cooldown
+    life = [make_action(Op.PRUNE), *[WAIT] * sum(cooldown), make_action(Op.GERMINATE, blueprint=1)]
+    expected = ["PRUNED"] * first + ["EMBARGOED"] * second + ["RESETTING"] * third + ["DORMANT", "GERMINATED"]
+    assert stages(holding(rules), rules, *life) == expected
+    table = play(holding(rules), rules, *life).table
+    assert (table.blueprint[0, 0], table.seed_age[0, 0]) == (1, 1)
 
 
 def test_advance_waits_for_the_third_step_of_training() -> None:
@@ -84,31 +120,6 @@ def test_advance_waits_for_the_third_step_of_training() -> None:
     with pytest.raises(IllegalActionError, match="TOO_YOUNG"):
         play(young, SHADOW, make_action(Op.ADVANCE))
     play(young, SHADOW, WAIT, make_action(Op.ADVANCE))
-
-
-@pytest.mark.parametrize("cooldown", [(1, 5, 1), (2, 1, 3)])
-def test_the_cooldown_lasts_exactly(cooldown: tuple[int, int, int]) -> None:
-    rules = open_rules(cooldown=cooldown)
-    first, second, third = cooldown
-    life = stages(holding(rules), rules, make_action(Op.PRUNE), *[WAIT] * (sum(cooldown) + 1))
-    assert life == ["PRUNED"] * first + ["EMBARGOED"] * second + ["RESETTING"] * third + ["DORMANT"] * 2
-
-
-def test_a_slot_can_be_used_again_after_the_cooldown() -> None:
-    table = play(holding(), DEFAULT, make_action(Op.PRUNE), *[WAIT] * 7, make_action(Op.GERMINATE, blueprint=1)).table
-    assert (table.stage[0, 0], table.blueprint[0, 0], table.seed_age[0, 0]) == (Stage.GERMINATED, 1, 1)
-
-
-def test_pruning_ramps_down_and_then_removes() -> None:
-    life = stages(holding(), DEFAULT, make_action(Op.PRUNE, alpha_speed=3), WAIT, WAIT, WAIT, WAIT)
-    assert life == ["BLENDING", "BLENDING", "BLENDING", "PRUNED", "EMBARGOED"]
-
-
-@pytest.mark.parametrize(("rules", "waits"), [(DEFAULT, 0), (SHADOW, 0), (SHADOW, 2)])
-def test_a_seed_without_weight_is_pruned_at_once(rules: Rules, waits: int) -> None:
-    """Whatever the speed, there is nothing to ramp."""
-    unblended = play(EMPTY, rules, GERMINATE, *[WAIT] * waits).table
-    assert stages(unblended, rules, make_action(Op.PRUNE, alpha_speed=8)) == ["PRUNED"]
 
 
 def test_a_seed_being_pruned_is_left_alone() -> None:
@@ -314,3 +325,87 @@ def test_slots_that_are_taken_or_do_not_suit_are_refused() -> None:
     unfit[0, 2, 0] = False
     with pytest.raises(IllegalActionError, match="network 0 cannot start with blueprint 0 in slot 2"):
         add_fossils(SeedTable.dormant(2, 3), GIVEN, BLENDS, unfit)
+
+
+# Alpha's way in closed form.
+
+
+def alphas(table: SeedTable, steps: int, rules: Rules) -> list[float]:
+    """Alpha in each of the next steps of waiting."""
+    values: list[float] = []
+    for _ in range(steps):
+        table = play(table, rules, WAIT).table
+        values.append(float(table.alpha[0, 0]))
+    return values
+
+
+def germinated(tempo: int, target: float, rules: Rules) -> SeedTable:
+    return play(SeedTable.dormant(1, 1), rules, make_action(Op.GERMINATE, tempo=tempo, alpha_target=target)).table
+
+
+@pytest.mark.parametrize("tempo", TEMPOS)
+@pytest.mark.parametrize("target", ALPHA_TARGETS)
+def test_a_new_seed_rises_by_equal_parts(tempo: int, target: float) -> None:
+    """Tempo 3 to alpha 1 is 1/3, 2/3, 1, and then it stays."""
+    table = germinated(tempo, target, open_rules())
+    assert table.alpha[0, 0] == 0
+    expected = [target * min(elapsed / tempo, 1) for elapsed in range(1, tempo + 3)]
+    assert alphas(table, tempo + 2, open_rules()) == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_new_seed_in_isolation_rises_once_advanced() -> None:
+    """The first part of the ramp comes in the step of the ADVANCE itself."""
+    table = play(germinated(3, 1.0, SHADOW), SHADOW, WAIT, WAIT, WAIT).table
+    assert table.stage[0, 0] == Stage.TRAINING
+    assert table.alpha[0, 0] == 0
+    table = play(table, SHADOW, make_action(Op.ADVANCE)).table
+    assert [float(table.alpha[0, 0]), *alphas(table, 3, SHADOW)] == pytest.approx([1 / 3, 2 / 3, 1, 1], abs=1e-6)
+
+
+@pytest.mark.parametrize("curve", Curve)
+@pytest.mark.parametrize("speed", [3, 5, 8])
+def test_a_change_of_alpha_follows_its_curve(curve: Curve, speed: int) -> None:
+    holding = play(germinated(3, 1.0, open_rules()), open_rules(), *[WAIT] * 4).table
+    assert holding.stage[0, 0] == Stage.HOLDING
+    chosen = make_action(Op.SET_ALPHA, alpha_target=0.5, alpha_speed=speed, alpha_curve=curve)
+    table = play(holding, open_rules(), chosen).table
+    parts = {
+        Curve.LINEAR: lambda x: x,
+        Curve.COSINE: lambda x: math.sin(math.pi * x / 2) ** 2,
+        Curve.SIGMOID: lambda x: (1 + math.tanh(5 * (x - 0.5)) / math.tanh(2.5)) / 2,
+    }
+    expected = [1 - 0.5 * parts[curve](elapsed / speed) for elapsed in range(1, speed + 1)]
+    values = [float(table.alpha[0, 0]), *alphas(table, speed, open_rules())]
+    assert values == pytest.approx([*expected, 0.5], abs=1e-6)
+    assert values[speed - 1] == 0.5
+
+
+def test_a_change_at_once_is_there_in_the_same_step() -> None:
+    holding = play(germinated(3, 1.0, open_rules()), open_rules(), *[WAIT] * 4).table
+    table = play(holding, open_rules(), make_action(Op.SET_ALPHA, alpha_target=0.7, alpha_speed=0)).table
+    assert (table.alpha[0, 0], table.stage[0, 0]) == (np.float32(0.7), Stage.BLENDING)
+    table = play(table, open_rules(), WAIT).table
+    assert (table.alpha[0, 0], table.stage[0, 0]) == (np.float32(0.7), Stage.HOLDING)
+
+
+def test_pruning_falls_from_where_alpha_is() -> None:
+    """Two thirds up, down again in three steps."""
+    table = play(germinated(3, 1.0, open_rules()), open_rules(), WAIT, WAIT, make_action(Op.PRUNE, alpha_speed=3)).table
+    assert [float(table.alpha[0, 0]), *alphas(table, 2, open_rules())] == pytest.approx([4 / 9, 2 / 9, 0], abs=1e-6)
+
+
+def test_targets_are_reached_exactly() -> None:
+    """In float32, start + (target - start) need not be target."""
+    start = np.random.default_rng(0).random(1000, dtype=np.float32)
+    target = np.float32(0.1) * np.ones_like(start)
+    assert np.any(start + (target - start) != target), "the case this test is about"
+    full = np.full(1000, 5, np.int16)
+    assert np.array_equal(compute_alpha(start, target, full, full, np.zeros(1000, np.int8)), target)
+
+
+@given(st.sampled_from(Curve), st.integers(1, LONGEST_RAMP))
+def test_curves_rise_from_zero_to_one_and_are_symmetric(curve: Curve, duration: int) -> None:
+    values = [compute_ramp_progress(curve, elapsed / duration) for elapsed in range(duration + 1)]
+    assert (values[0], values[-1]) == (0, 1)
+    assert all(earlier < later for earlier, later in pairwise(values))
+    assert values == pytest.approx([1 - value for value in reversed(values)])

@@ -188,12 +188,20 @@ def test_branches_are_copies_laid_out_as_what_they_branch_from(
     assert torch.equal(batch, before)
 
 
-HOSTS = {Chain: True, Residual: False, InputSkip: False}
-
-
-@pytest.mark.parametrize(("kind", "shares"), HOSTS.items())
-def test_connections_across_slots_are_found_and_measured_exactly(kind: type[Chain], shares: bool) -> None:
+@pytest.mark.parametrize(
+    ("kind", "slots", "shares"),
+    [
+        (Chain, ("first", "second"), True),
+        (Chain, ("second", "first"), False),  # slots that are not passed in their order
+        (Residual, ("first", "second"), False),
+        (InputSkip, ("first", "second"), False),
+    ],
+)
+def test_connections_across_slots_are_found_and_measured_exactly(
+    kind: type[Chain], slots: tuple[str, ...], shares: bool
+) -> None:
     shared, hosts = make_small_population(kind, 3)
+    shared = replace(shared, slots=slots)
     fast, slow = Population(shared, hosts), ReferencePopulation(shared, hosts)
     assert fast.shares_prefixes is shares
     generator = torch.Generator().manual_seed(1)
@@ -228,27 +236,17 @@ def test_sharing_prefixes_where_a_connection_forbids_it_would_fail() -> None:
         evaluate(population, Batch(torch.zeros(1, 6, 4, dtype=torch.float64), torch.zeros(1, 6, dtype=torch.int64)))
 
 
-def test_slots_without_seeds_are_not_a_number() -> None:
+@pytest.mark.parametrize("finite", [True, False])
+@pytest.mark.parametrize("due", [True, False])
+def test_slots_without_seeds_are_not_a_number(finite: bool, due: bool) -> None:
+    """A newborn is probed whether it is due or not, and contributes nothing."""
     shared, hosts = make_small_population(Chain, 2)
     population = Population(replace(shared, blueprints=("mlp",)), hosts)
     population.decide(np.stack([make_action(Op.GERMINATE, 1, 0), make_wait_actions(1)[0]]))
     batch = Batch(torch.zeros(2, 6, 4, dtype=torch.float64), torch.zeros(2, 6, dtype=torch.int64))
     result = evaluate(population, batch)
     assert np.isfinite(result.loss_contribution).tolist() == [[False, True], [False, False]]
-    assert result.loss_contribution[0, 1] == 0, "a newborn contributes nothing"
-    report = train(population, [batch])
-    record_evidence(population, report, result)
-    assert population.evidence.probed.tolist() == [[False, True], [False, False]]
-    assert np.isfinite(population.evidence.contribution).tolist() == [[False, True], [False, False]]
-
-
-@pytest.mark.parametrize("finite", [True, False])
-@pytest.mark.parametrize("due", [True, False])
-def test_newborns_are_probed_whether_they_are_due_or_not(finite: bool, due: bool) -> None:
-    shared, hosts = make_small_population(Chain, 2)
-    population = Population(replace(shared, blueprints=("mlp",)), hosts)
-    population.decide(np.stack([make_action(Op.GERMINATE, 1, 0), make_wait_actions(1)[0]]))
-    batch = Batch(torch.zeros(2, 6, 4, dtype=torch.float64), torch.zeros(2, 6, dtype=torch.int64))
+    assert result.loss_contribution[0, 1] == 0
     report = train(population, [batch])
     if not finite:
         with torch.no_grad():
@@ -257,24 +255,3 @@ def test_newborns_are_probed_whether_they_are_due_or_not(finite: bool, due: bool
     record_evidence(population, report, evaluate(population, batch, np.full(population.table.stage.shape, due)))
     assert population.evidence.probed.tolist() == [[False, finite], [False, False]]
     assert np.isfinite(population.evidence.contribution).tolist() == [[False, finite and due], [False, False]]
-
-
-def test_slots_that_are_not_passed_in_their_order_share_nothing() -> None:
-    """A variant would else be taken for another slot's."""
-    shared, hosts = make_small_population(Chain, 2)
-    backwards = replace(shared, slots=("second", "first"))
-    fast, slow = Population(backwards, hosts), ReferencePopulation(backwards, hosts)
-    assert not fast.shares_prefixes
-    generator = torch.Generator().manual_seed(2)
-    batch = Batch(
-        torch.randn(2, 30, 4, generator=generator, dtype=torch.float64),
-        torch.randint(3, (2, 30), generator=generator),
-    )
-    plantings = [np.stack([make_action(Op.GERMINATE, slot, 0)] * 2) for slot in (0, 1)]
-    for actions in [*plantings, make_wait_actions(2), make_wait_actions(2)]:
-        for population in (fast, slow):
-            population.evidence = good_evidence(fast)
-            population.decide(actions)
-        train(fast, [batch] * 5)
-        slow.train([batch] * 5)
-    assert_same(evaluate(fast, batch), separately(slow, fast.table, batch))

@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,7 +15,6 @@ from esper.lifecycle.actions import Blend
 from esper.numerics.stacking import Stackable
 from esper.population.evaluation import evaluate
 from esper.population.execution import (
-    Execution,
     FunctionalModule,
     can_merge,
     enable_merging,
@@ -29,7 +27,7 @@ from esper.population.parameters import ParameterLayout, SeedKind
 from esper.population.population import NetworkSpec, Population, PopulationConfig
 from esper.tasks.registry import get_suite
 from open_rules import open_rules
-from population.scenes import VALIDATION, Draws, instances, networks, plan, record_evidence
+from population.scenes import record_evidence
 from reference_population import ReferencePopulation
 
 
@@ -108,31 +106,6 @@ def test_stackable_hosts_equal_vmap_and_their_loop(name: str) -> None:
     weights = torch.randn(direct.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     gradients = [torch.autograd.grad((output * weights).sum(), values)[0] for output in (direct, mapped)]
     torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-12)
-
-
-def test_a_population_of_unstackable_hosts_learns_alike() -> None:
-    chosen = instances(8)
-    shared = plan(open_rules(blends=tuple(Blend)))
-    slots = tuple(f"host.{slot}" for slot in shared.slots)
-    wrapped = [network._replace(host=Unstackable(network.host)) for network in networks(chosen)]
-    mapped = Population(replace(shared, template=Unstackable(shared.template), slots=slots), wrapped)
-    assert_alike(Population(shared, networks(chosen)), mapped, Draws(chosen))
-
-
-def assert_alike(first: Population, second: Population, draws: Draws) -> None:
-    grown: set[SeedKind] = set()
-    for _ in range(6):
-        actions = draws.actions(first.legal_actions())
-        batches, held_back = [draws.batch() for _ in range(3)], draws.batch(VALIDATION)
-        for population in (first, second):
-            population.decide(actions)
-            train(population, batches)
-        ours, theirs = (evaluate(population, held_back) for population in (first, second))
-        np.testing.assert_allclose(ours.loss, theirs.loss, rtol=1e-9)
-        torch.testing.assert_close(first.flat.values, second.flat.values, rtol=1e-9, atol=1e-9)
-        grown |= first.banks.keys()
-    assert len(grown) > 3, "the test means to grow seeds"
-    assert {kind.blend for kind in grown} == {*Blend}
 
 
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
@@ -285,16 +258,6 @@ def test_hosts_that_cannot_merge_are_found_out(name: str) -> None:
     before = torch.get_rng_state()
     assert not can_merge(host, torch.zeros(2, *shape))
     assert torch.equal(torch.get_rng_state(), before), "the trial took from the global generator"
-
-
-def test_hosts_that_cannot_merge_are_mapped_with_the_same_results() -> None:
-    host = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2)).double()
-    example = torch.zeros(2, 3, dtype=torch.float64)
-    execution = Execution(host, ["0"], example)
-    weights = {key: drawn(NETWORKS, *own.shape) for key, own in host.named_parameters()}
-    inputs = drawn(NETWORKS, EXAMPLES, 3, seed=1)
-    mapped = execution.run_stacked(weights, {}, inputs, [None])
-    torch.testing.assert_close(mapped, execution.run_looped(weights, {}, inputs, [[None]] * NETWORKS), **TOLERANCE)
 
 
 def images() -> nn.Module:

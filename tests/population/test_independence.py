@@ -9,7 +9,6 @@ import torch
 from esper.lifecycle.actions import make_wait_actions
 from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.rules import Isolation, Rules
-from esper.lifecycle.stages import Stage
 from esper.population.population import Actions, Population, Strategy
 from esper.tasks.instance import Instance
 from esper.tasks.suite import OptimizerSettings
@@ -115,8 +114,3 @@ def test_a_neighbour_that_is_replaced_does_no_harm() -> None:
             population.replace(np.array([2, 0]), networks([newcomer, everyone[3]]))
 
     assert_same_trajectory(trajectory(everyone, followed, disturb=swap), trajectory(everyone, followed))
-
-
-def test_followed_networks_do_grow() -> None:
-    everyone = instances(4)
-    assert {Stage.GERMINATED, Stage.BLENDING} <= stages(trajectory(everyone, everyone[1]))

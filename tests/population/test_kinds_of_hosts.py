@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from esper.control.rules import Uniform
 from esper.errors import TaskError
-from esper.lifecycle.actions import Op, make_action, make_wait_actions
+from esper.lifecycle.actions import Blend, Op, make_action, make_wait_actions
 from esper.lifecycle.rules import Isolation
 from esper.lifecycle.stages import Stage
 from esper.population.evaluation import evaluate
@@ -145,7 +145,9 @@ def configure(
     with torch.random.fork_rng():
         torch.manual_seed(0)
         hosts = [build_host(layer) for _ in range(NETWORKS)]
-    rules = open_rules(cooldown=(1, 1, 1), min_training_steps=1, harm_tolerance=1.0, isolation=isolation)
+    rules = open_rules(
+        cooldown=(1, 1, 1), min_training_steps=1, harm_tolerance=1.0, isolation=isolation, blends=tuple(Blend)
+    )
     config = PopulationConfig(
         copy.deepcopy(hosts[0]),
         ("2", "4"),
@@ -247,7 +249,7 @@ def test_hosts_with_buffers_equal_a_loop_over_modules(name: str, strategy: Strat
         losses = [F.cross_entropy(*pair) for pair in zip(slow.logits(held_back.inputs), held_back.labels, strict=True)]
         np.testing.assert_allclose(measured.loss, torch.stack(losses).numpy(), rtol=1e-6)
         record_evidence(fast, report, measured)
-    assert len(fast.banks) >= 2, "the test means to grow seeds"
+    assert {kind.blend for kind in fast.banks} == {*Blend}, "the test means to grow seeds of all blends"
 
 
 def test_attention_of_all_networks_is_one_operation() -> None:

@@ -15,14 +15,11 @@ from esper.tasks.registry import get_suite
 from open_rules import open_rules
 from population.scenes import (
     Draws,
-    advance,
-    assert_same_state,
     both,
     instances,
     networks,
     plan,
     record_evidence,
-    state_of,
 )
 
 SUITE = get_suite("language")
@@ -75,17 +72,6 @@ def test_committed_networks_are_measured_alike_in_chunks(monkeypatch: pytest.Mon
     in_chunks = evaluate_committed(population, batch)
     np.testing.assert_allclose(in_chunks.loss, whole.loss, **TOLERANCE)
     np.testing.assert_allclose(in_chunks.accuracy, whole.accuracy, **TOLERANCE)
-
-
-@pytest.mark.landing
-def test_a_trajectory_does_not_depend_on_the_number_of_networks() -> None:
-    chosen = instances(4, SUITE)
-    everyone, alone = (Population(plan(RULES, suite=SUITE), networks(some)) for some in (chosen, chosen[2:3]))
-    together, apart = Draws(chosen), Draws(chosen[2:3])
-    for _ in range(4):
-        for population, draws in ((everyone, together), (alone, apart)):
-            advance(population, draws, draws.actions(population.legal_actions()))
-        assert_same_state(state_of(everyone, 2), state_of(alone, 0), 1e-9)
 
 
 def test_promise_equals_looking_at_each_network_alone() -> None:

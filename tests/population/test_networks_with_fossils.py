@@ -122,17 +122,6 @@ def test_rows_belong_to_fossils_and_replaced_networks_take_theirs_along() -> Non
     assert_same_state(state_of(population, 2), before)
 
 
-def test_neighbours_and_their_fossils_do_not_matter() -> None:
-    together, alone = Population(plan(open_rules()), given()), Population(plan(open_rules()), given()[2:3])
-    draws, own = Draws(instances(len(SHAPES))), Draws(instances(len(SHAPES))[2:3])
-    for _ in range(DECISIONS):
-        together.decide(make_wait_actions(len(SHAPES)))
-        alone.decide(make_wait_actions(1))
-        train(together, [draws.batch()])
-        train(alone, [own.batch()])
-    assert_same_state(state_of(together, 2), state_of(alone, 0), 1e-12)
-
-
 def test_a_start_that_cannot_be_made_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     population = Population(plan(open_rules()), given())
     state = population.state

@@ -118,15 +118,6 @@ def test_values_add_up_and_the_whole_is_what_an_evaluation_says() -> None:
     np.testing.assert_allclose(found.full_value, [evaluation.accuracy, -evaluation.loss], **TOLERANCE)
 
 
-def test_a_single_seed_earns_its_leave_one_out_contribution() -> None:
-    fast, _, batch = grown(Isolation.NONE, "stacked")
-    found, evaluation = attribute_networks(fast, batch, rng()), evaluate(fast, batch)
-    alone = fast.table.blended & (fast.table.blended.sum(axis=1, keepdims=True) == 1)
-    assert alone.any()
-    np.testing.assert_allclose(found.values[ACCURACY][alone], evaluation.accuracy_contribution[alone], **TOLERANCE)
-    np.testing.assert_allclose(found.values[LOSS][alone], evaluation.loss_contribution[alone], **TOLERANCE)
-
-
 @pytest.mark.parametrize("chunk", [1, 24, 10_000])
 @pytest.mark.parametrize("at_once", [1, 3])
 def test_memory_is_bounded_without_a_change(monkeypatch: pytest.MonkeyPatch, chunk: int, at_once: int) -> None:
@@ -200,18 +191,6 @@ def test_planted_seeds_are_ranked_rightly() -> None:
         assert (values[networks, useful] > least).all()
         assert (values[networks, useless] == 0).all()
         assert (values[networks, harmful] < -least).all()
-
-
-def test_neighbours_do_not_matter() -> None:
-    fast, _, batch = grown(Isolation.NONE, "stacked")
-    everyone = select_blended(fast)
-    whole = attribute_networks(fast, batch, rng())
-    for network in range(fast.size):
-        only = np.zeros_like(everyone.slots)
-        only[network] = everyone.slots[network]
-        found = attribute_networks(fast, batch, rng(), replace(everyone, slots=only))
-        np.testing.assert_allclose(found.values[:, network], whole.values[:, network], **TOLERANCE)
-        assert (np.delete(found.values, network, axis=1) == 0).all()
 
 
 class Deep(nn.Module):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from control.synthetic import NO_PRIOR
+from control.situations import NO_PRIOR
 from esper.control.policy import Policy, PolicySettings
 from esper.engine.observation import MaskTensors, Observation, ObservationSpec
 from esper.lifecycle.actions import Head, Op, count_choices

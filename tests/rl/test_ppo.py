@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from control.synthetic import NO_PRIOR
+from control.situations import NO_PRIOR
 from esper.control.policy import Policy, PolicySettings
 from esper.control.policy.network import PolicyState
 from esper.engine.observation import MaskTensors, Observation

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from control.synthetic import NO_PRIOR
+from control.situations import NO_PRIOR
 from esper.control.policy import PolicySettings
 from esper.engine.observation import MaskTensors, Observation
 from esper.lifecycle.actions import Head, Op

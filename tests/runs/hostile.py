@@ -97,7 +97,7 @@ def plant_endless_tree(path: Path, name: str) -> None:
     levels, pages = 12, len(data) // size
     for level in range(levels):
         child = pages + level  # the page before, counted from 1
-        data += _interior(bytes(page), cell, child, size) if level else _page_of(page, size)
+        data += _interior(bytes(page), cell, child, size) if level else page.ljust(size, b"\0")
     data[(root - 1) * size : root * size] = _interior(bytes(page), cell, pages + levels, size)
     data[28:32] = struct.pack(">I", len(data) // size)
     path.write_bytes(data)
@@ -106,10 +106,6 @@ def plant_endless_tree(path: Path, name: str) -> None:
 def _page(data: bytearray, number: int, size: int) -> bytes:
     assert number > 1, "the first page begins with the file's header"
     return bytes(data[(number - 1) * size : number * size])
-
-
-def _page_of(page: bytes, size: int) -> bytes:
-    return page.ljust(size, b"\0")
 
 
 def _first_cell(leaf: bytes) -> bytes:

@@ -17,7 +17,7 @@ from esper.tasks.registry import get_suite, suite_names
 from esper.tasks.suite import Suite
 from esper.train.settings import TrainSettings
 from examples.planted_data import cifar_records, write_fashion_mnist, write_tar
-from tasks.test_padding import test_padded_hosts_learn_like_narrow_ones as padded_hosts_learn_like_narrow_ones
+from tasks.test_suites import test_padded_hosts_learn_like_narrow_ones as padded_hosts_learn_like_narrow_ones
 
 SUITE = get_suite("images")
 

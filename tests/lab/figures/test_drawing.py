@@ -51,14 +51,10 @@ def lane_of(name: str) -> list[Row]:
     return [{"slot_name": name, "decision": 1, "stage": "blending", "blueprint": "norm"}]
 
 
-def drawn(name: str) -> Reader:
-    return Reader(draw_svg(replace(STAGES, rows=lane_of(name))))
-
-
 @given(st.text(st.characters(exclude_categories=("Cs", "Cc", "Co", "Cn", "Z")), min_size=1, max_size=20))
 @settings(max_examples=10, deadline=None)
 def test_names_are_drawn_as_text(name: str) -> None:
-    found = drawn(name)
+    found = Reader(draw_svg(replace(STAGES, rows=lane_of(name))))
     assert name in found.texts
     assert "script" not in found.tags
 
