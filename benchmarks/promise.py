@@ -101,7 +101,7 @@ def promised(instances: Sequence[Instance], stage: int = LOOKED_BEFORE) -> dict[
         everywhere = np.ones((len(some), len(SUITE.sites)), np.bool_)
         for count in EXAMPLES:
             batch = Batch(data.inputs[:, :count], data.labels[:, :count])
-            measured = PromiseMeter(episodes.population).measure(batch, everywhere).fetch()
+            measured = PromiseMeter(episodes.population).measure(batch, everywhere)
             found.setdefault(f"promise, {count} examples", []).append(measured.fitted)
             found.setdefault(f"held-out promise, {count} examples", []).append(measured.held_out)
     return {name: np.concatenate(values) for name, values in found.items()}

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from esper.growth.blueprints.registry import get
+from esper.growth.hooks import side_pass
 from esper.growth.model import GrowingModel
 from esper.growth.seed import Seed
-from esper.growth.side_pass import side_pass
 from esper.growth.slot import Slot
 from esper.lifecycle.actions import Blend
 from esper.lifecycle.stages import Stage

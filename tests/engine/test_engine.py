@@ -8,9 +8,9 @@ import torch
 
 from engine.cycles import CALM, CONFIG, CYCLES, Cycle
 from esper.engine import GrowthBackend, GrowthEngine
-from esper.engine.backend import Promises
 from esper.engine.config import EpisodeConfig
 from esper.engine.governor import Trouble
+from esper.engine.promises import Promises
 from esper.errors import CheckpointError, IllegalActionError
 from esper.lifecycle.actions import Head, Op, make_action, make_wait_actions
 from esper.lifecycle.stages import Stage

@@ -211,7 +211,7 @@ def test_no_more_is_kept_than_it_takes() -> None:
         plainly(model, optimizer, inputs, labels)
     kept = grower.state_dict()["memory"]["promises"]
     for minibatches in kept.values():
-        assert [len(wishes) for _, _, wishes, *_ in minibatches] == [16, 32]
+        assert [len(wishes) for _, wishes, _ in minibatches] == [16, 32]
 
 
 def test_nothing_is_kept_of_a_minibatch_that_blew_up() -> None:

@@ -82,7 +82,7 @@ def test_promise_equals_looking_at_each_network_alone() -> None:
     def each_loss(model: torch.nn.Module, pair: tuple[Tensor, Tensor]) -> Tensor:
         return F.cross_entropy(model(pair[0]).mT, pair[1], reduction="none").mean(1)
 
-    found = PromiseMeter(fast).measure(batch, np.ones(fast.table.stage.shape, np.bool_)).fetch()
+    found = PromiseMeter(fast).measure(batch, np.ones(fast.table.stage.shape, np.bool_))
     compared = 0
     for network, model in enumerate(slow.models):
         for row in model.look(each_loss, [(batch.inputs[network], batch.labels[network])], draws=1).rows:

@@ -125,7 +125,7 @@ def test_passes_of_parts_give_what_whole_ones_give(
     for measure in (
         lambda one: attribute_networks(one, held_back, np.random.default_rng(0)).values,
         lambda one: evaluate_committed(one, held_back).loss,
-        lambda one: PromiseMeter(one).measure(held_back, due).fetch().fitted,
+        lambda one: PromiseMeter(one).measure(held_back, due).fitted,
     ):
         np.testing.assert_allclose(measure(parts), measure(whole), rtol=tolerance, atol=tolerance)
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from esper.engine.backend import Promises
+from esper.engine.promises import Promises
 from esper.lifecycle.rules import Isolation
 from esper.numerics.arrays import Bools
 from esper.population.learning import Batch
@@ -25,7 +25,7 @@ def each_loss(model: torch.nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def measure(population: Population, batch: Batch) -> Promises:
-    return PromiseMeter(population).measure(batch, everywhere(population)).fetch()
+    return PromiseMeter(population).measure(batch, everywhere(population))
 
 
 def everywhere(population: Population) -> Bools:
@@ -71,14 +71,14 @@ def test_networks_that_come_later_are_measured_at_their_own_widths() -> None:
     meter.measure(batch, everywhere(population))
     population.replace(np.array([0]), networks([other]))
     expected = measure(Population(plan(open_rules()), networks([other])), batch)
-    np.testing.assert_allclose(meter.measure(batch, everywhere(population)).fetch().fitted, expected.fitted, rtol=1e-9)
+    np.testing.assert_allclose(meter.measure(batch, everywhere(population)).fitted, expected.fitted, rtol=1e-9)
 
 
 def test_slots_that_were_not_asked_for_are_left_out_and_change_nothing_for_others() -> None:
     chosen = instances(3)
     population, batch = Population(plan(open_rules()), networks(chosen)), Draws(chosen).batch(EXAMPLES)
     wanted = np.array([[False, True, True], [False, True, False], [False, False, False]])
-    found, full = PromiseMeter(population).measure(batch, wanted).fetch(), measure(population, batch)
+    found, full = PromiseMeter(population).measure(batch, wanted), measure(population, batch)
     for some, every in ((found.fitted, full.fitted), (found.held_out, full.held_out)):
         assert np.isfinite(every[wanted]).any(axis=1).all()
         np.testing.assert_allclose(some[wanted], every[wanted], rtol=1e-9)
@@ -98,4 +98,4 @@ def test_without_slots_nothing_is_promised() -> None:
     chosen = instances(2)
     population = Population(plan(open_rules()), networks(chosen))
     found = PromiseMeter(population).measure(Draws(chosen).batch(EXAMPLES), ~everywhere(population))
-    assert np.isnan(found.fetch().fitted).all()
+    assert np.isnan(found.fitted).all()

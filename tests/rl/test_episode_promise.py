@@ -42,11 +42,8 @@ def test_it_is_of_the_newest_examples_and_the_network_as_it_is(wanted: int) -> N
         twin.step(make_wait_actions(3))
     count = min(wanted, EACH_STEP)
     inputs, labels = zip(*(newest(one, settings.first, count) for one in chosen), strict=True)
-    expected = (
-        PromiseMeter(twin.population)
-        .measure(Batch(torch.stack(inputs), torch.stack(labels)), np.ones((3, 3), np.bool_))
-        .fetch()
-    )
+    batch = Batch(torch.stack(inputs), torch.stack(labels))
+    expected = PromiseMeter(twin.population).measure(batch, np.ones((3, 3), np.bool_))
     seen = FeatureReader(running.observe())
     np.testing.assert_allclose(seen.blueprint("promise"), expected.fitted, rtol=1e-5)
     np.testing.assert_allclose(seen.blueprint("promise_held_out"), expected.held_out, rtol=1e-4, atol=1e-6)

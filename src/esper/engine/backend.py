@@ -8,10 +8,11 @@ from typing import Protocol
 from esper.engine.governor import Restorable, Vitals
 from esper.engine.measurements import Evaluation, TrainingReport
 from esper.engine.observation import GrowingNetworks
+from esper.engine.promises import Promises
 from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.table import Evidence
 from esper.lifecycle.transitions import Step
-from esper.numerics.arrays import Bools, Floats, Ints
+from esper.numerics.arrays import Bools, Ints
 from esper.numerics.deferred import Deferred
 
 
@@ -22,18 +23,6 @@ class Measurement:
     training: TrainingReport
     evaluation: Evaluation
     vitals: Vitals
-
-
-@dataclass(frozen=True)
-class Promises:
-    """What blueprints promise; NaN where a blueprint does not fit a slot, or the slot was not measured."""
-
-    fitted: Floats
-    """``[E, S, K]``."""
-    held_out: Floats
-    """``[E, S, K]``: mean over both halves."""
-    missing: Bools
-    """``[E]``: networks of which too little is known to measure anything; they stay due."""
 
 
 class ManagedNetworks(GrowingNetworks, Protocol):

@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from esper.engine.backend import GrowthBackend, Promises
+from esper.engine.backend import GrowthBackend
 from esper.engine.config import EpisodeConfig
 from esper.engine.governor import Governor, Intervention
 from esper.engine.gradients import update_gradient_evidence
 from esper.engine.history import History
 from esper.engine.measurements import Evaluation, TrainingReport, update_evidence
 from esper.engine.observation import FeatureInputs, Observation, observe
-from esper.engine.promises import PromiseRecord
+from esper.engine.promises import PromiseRecord, Promises
 from esper.lifecycle.actions import make_wait_actions
 from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.stages import Stage

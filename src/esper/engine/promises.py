@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -29,6 +30,18 @@ class PromiseSettings(Settings):
         """Whether networks are measured after ``decisions`` ``[E]`` decisions: bool ``[E]``."""
         since_first = decisions - self.first
         return (since_first >= 0) & (since_first % self.every == 0)
+
+
+@dataclass(frozen=True)
+class Promises:
+    """What blueprints promise; NaN where a blueprint does not fit a slot, or the slot was not measured."""
+
+    fitted: Floats
+    """``[E, S, K]``."""
+    held_out: Floats
+    """``[E, S, K]``: mean over both halves."""
+    missing: Bools
+    """``[E]``: networks of which too little is known to measure anything; they stay due."""
 
 
 class PromiseRecord:
@@ -60,9 +73,8 @@ class PromiseRecord:
         measured_before = np.isfinite(self.age) & rows
         before = self.best
         # A figure that controllers must not see is stored as 0.
-        shown = self.settings.shown
-        self.fitted[rows] = np.where(np.isnan(fitted[rows]) | (shown != "held_out"), fitted[rows], 0.0)
-        self.held_out[rows] = np.where(np.isnan(held_out[rows]) | (shown != "fitted"), held_out[rows], 0.0)
+        self.fitted[rows] = fitted[rows] if self.settings.shown != "held_out" else 0 * np.abs(fitted[rows])
+        self.held_out[rows] = held_out[rows] if self.settings.shown != "fitted" else 0 * np.abs(held_out[rows])
         self.age = np.where(rows, 0.0, self.age)
         self.change = np.where(measured_before, self.best - before, np.where(rows, 0.0, self.change))
 
@@ -74,15 +86,12 @@ class PromiseRecord:
 
     def state_dict(self) -> dict[str, Any]:
         """All attributes but the settings, as plain values."""
-        return to_plain(self._arrays)
+        return to_plain({name: value for name, value in vars(self).items() if name != "settings"})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        vars(self).update(from_plain(self._arrays, state, "promises"))
-
-    @property
-    def _arrays(self) -> dict[str, Floats]:
-        return {name: value for name, value in vars(self).items() if name != "settings"}
+        arrays = {name: value for name, value in vars(self).items() if name != "settings"}
+        vars(self).update(from_plain(arrays, state, "promises"))
 
 
 def find_largest(figures: Floats, axes: int | tuple[int, ...]) -> Floats:

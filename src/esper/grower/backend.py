@@ -12,9 +12,10 @@ from types import MappingProxyType
 
 import numpy as np
 
-from esper.engine.backend import Measurement, Promises
+from esper.engine.backend import Measurement
 from esper.engine.governor import Vitals
 from esper.engine.measurements import Evaluation, TrainingReport
+from esper.engine.promises import Promises
 from esper.grower.distributed import Processes
 from esper.grower.evaluation import (
     DependenceMeasurement,

@@ -16,10 +16,10 @@ from torch import Tensor
 from esper.config.arguments import Advice, FilePath, check_arguments, describe_value
 from esper.control.controller import Actions, CandidateRater, CandidateRating, Judge, Judgement
 from esper.control.rules import ActionBuilder
-from esper.engine.backend import Promises
 from esper.engine.engine import GrowthEngine, Situation
 from esper.engine.governor import Governor, Intervention, Vitals
 from esper.engine.measurements import TrainingReport
+from esper.engine.promises import Promises
 from esper.errors import CheckpointError, ConfigError, DivergedError
 from esper.grower.backend import ModelBackend
 from esper.grower.callbacks import DecisionRecord, GrowerCallback, PrintDecisions

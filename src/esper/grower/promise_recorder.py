@@ -11,20 +11,19 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from esper.engine.backend import Promises
 from esper.engine.budget import TRAINING_PASSES
+from esper.engine.promises import Promises
 from esper.errors import ConfigError, LookError
 from esper.growth.blueprints.registry import Blueprint, Context, LayerCall
-from esper.growth.look import Candidate, Look, measure_promise, raise_precision
+from esper.growth.look import Look, measure_promise, raise_precision
 from esper.growth.model import GrowingModel
-from esper.growth.promise import GRAM_BYTES
-from esper.growth.side_pass import RecordedGradients
+from esper.growth.promise import GRAM_BYTES, RecordedCall, record_call
 from esper.growth.slot import Slot
 from esper.numerics.arrays import Bools
 from esper.serialization.state_files import to_plain
@@ -35,31 +34,8 @@ MIN_EXAMPLES = 2
 """Fewest examples that can be split into two halves."""
 MIN_USED_EXAMPLES = 32
 """Examples that are used however many parameters a blueprint has."""
-_BYTES = torch.float32.itemsize
 _CALLER = 9
 """Calls between a warning and the loop that called `esper.Grower.step`."""
-
-
-class RecordedBatch(NamedTuple):
-    """Some examples of one minibatch at one slot."""
-
-    features: Tensor
-    """Features of the slot, ``[B, ...]``."""
-    inputs: Tensor | None
-    """Inputs of the network, ``[B, ...]``; None where no blueprint reads them, or they are not available."""
-    gradients: Tensor
-    """Gradient of each example's own loss with respect to the features, ``[B, ...]``, up to one factor for all."""
-    first: Tensor | None
-    """First argument of the layer, ``[B, ...]``; None where no blueprint reads it, or it is not a tensor."""
-    single_argument: bool
-    """Whether the layer had no other argument."""
-    source: Tensor | None = None
-    """Input of the layer that makes the hidden units which the layer reads, ``[B, ...]``; None where no blueprint reads
-    it."""
-
-    def map(self, change: Callable[[Tensor], Tensor]) -> RecordedBatch:
-        """The recorded batch with its tensors changed."""
-        return RecordedBatch._make(change(part) if isinstance(part, Tensor) else part for part in self)
 
 
 class PromiseRecorder:
@@ -81,7 +57,7 @@ class PromiseRecorder:
     ) -> None:
         self._model, self._kinds, self._examples = model, kinds, examples
         self._scaler, self._add_flops, self._active = scaler, add_flops, active
-        self._batches: dict[str, deque[RecordedBatch]] = {name: deque() for name in model.slots}
+        self._batches: dict[str, deque[RecordedCall]] = {name: deque() for name in model.slots}
         self._warned: set[str] = set()
 
     @property
@@ -107,23 +83,11 @@ class PromiseRecorder:
         if not features.requires_grad:  # nothing before it learns, but a module here would
             leaf = torch.zeros_like(features, requires_grad=True)
             features = features + leaf
-        # What blueprints here read, where it is of the same examples: part of the host may be called alone.
-        read = {kind.context for kind in self._kinds if kind.name in slot.blueprints}
-        inputs = slot.tap.inputs if Context.NETWORK in read else None
-        first = call.first_argument if Context.LAYER in read else None
-        source = slot.source.inputs if slot.source is not None and Context.HIDDEN in read else None
-        inputs, first, source = (
-            None if tensor is None or len(tensor) != len(features) else tensor.detach()[: self._examples].clone()
-            for tensor in (inputs, first, source)
-        )
-        # Without its gradient yet, which the backward pass brings.
-        kept, no_gradients = features.detach()[: self._examples].clone(), features.detach()[:0]
-        batch = RecordedBatch(kept, inputs, no_gradients, first, call.has_single_argument, source)
-        leaf.register_hook(partial(self._record_gradient, slot.name, batch))
+        leaf.register_hook(partial(self._record_gradient, slot.name, record_call(slot, call, features, self._examples)))
         return features
 
     @torch.no_grad()
-    def _record_gradient(self, name: str, batch: RecordedBatch, gradient: Tensor) -> None:
+    def _record_gradient(self, name: str, batch: RecordedCall, gradient: Tensor) -> None:
         """Keep the newest examples: no minibatch more than it takes to have enough."""
         # The gradient is of a mean over the batch; in half precision the product, or a scaled loss, might overflow.
         gradients = raise_precision(gradient.detach()[: len(batch.features)]) * len(gradient)
@@ -137,54 +101,40 @@ class PromiseRecorder:
         while sum(len(kept.gradients) for kept in batches) - len(batches[0].gradients) >= self._examples:
             batches.popleft()
 
+    @torch.no_grad()
     def measure(self, free: Bools) -> Promises:
         """Measure the promises in the slots ``free``, bool ``[1, S]``; missing if too little was recorded for any."""
-        fitted, held_out = np.full((2, 1, len(self._model.slots), len(self._kinds)), np.nan)
+        slots = self._model.slots.values()
+        fitted, held_out = np.full((2, 1, len(slots), len(self._kinds)), np.nan)
         requested = False
-        with torch.no_grad(), torch.autocast(self._model.slots.values()[0].anchor.device.type, enabled=False):
-            for place, slot in enumerate(self._model.slots.values()):
+        with torch.autocast(slots[0].anchor.device.type, enabled=False):
+            for place, slot in enumerate(slots):
                 for index, kind in enumerate(self._kinds):
-                    if free[0, place] and kind.name in slot.blueprints and slot.enabled:
-                        requested = True
-                        candidate = self._measure_candidate(place, slot, kind)
-                        if candidate is not None:
-                            fitted[0, place, index] = candidate.promise
-                            held_out[0, place, index] = candidate.promise_held_out
+                    if not (free[0, place] and kind.name in slot.blueprints and slot.enabled):
+                        continue
+                    requested = True
+                    # By the newest examples, so few that their Gram matrix fits into memory.
+                    bound = GRAM_BYTES // (torch.float32.itemsize * max(kind.parameters_at(slot.site), 1))
+                    batches = self._select_newest(slot.name, min(self._examples, max(bound, MIN_USED_EXAMPLES)))
+                    examples = sum(len(batch.gradients) for batch in batches)
+                    if examples < MIN_EXAMPLES:
+                        self._warn_once(slot.name, f"no gradients were recorded at slot {slot.name!r}")
+                        continue
+                    try:
+                        candidate = measure_promise(slot, kind, batches, [(_SEED, place, _DRAW)])
+                    except LookError as error:
+                        self._warn_once(kind.name, str(error))
+                        continue
+                    fitted[0, place, index], held_out[0, place, index] = candidate.promise, candidate.promise_held_out
+                    # Cost: gradients with respect to the parameters for each example, and their inner products.
+                    self._add_flops(
+                        TRAINING_PASSES * examples * candidate.flops + 2 * examples**2 * candidate.parameters
+                    )
         return Promises(fitted, held_out, np.array([requested and not np.isfinite(fitted).any()]))
 
-    def _measure_candidate(self, place: int, slot: Slot, kind: type[Blueprint]) -> Candidate | None:
-        """The candidate measured by the newest examples, fewer for a very large blueprint; None: there are too few."""
-        # Few enough examples that their Gram matrix fits into memory.
-        bound = GRAM_BYTES // (_BYTES * max(kind.parameters_at(slot.site), 1))
-        batches = self._select_newest(slot.name, min(self._examples, max(bound, MIN_USED_EXAMPLES)))
-        examples = sum(len(batch.gradients) for batch in batches)
-        inputs = [batch.inputs for batch in batches if batch.inputs is not None]
-        if examples < MIN_EXAMPLES:
-            self._warn_once(slot.name, f"no gradients were recorded at slot {slot.name!r}")
-            return None
-        if kind.context is Context.NETWORK and len(inputs) < len(batches):
-            self._warn_once(kind.name, f"blueprint {kind.name!r} reads the network's input, which was not recorded")
-            return None
-        # Cost: gradients with respect to the parameters for each example, and their inner products.
-        gram = 2 * examples**2 * kind.parameters_at(slot.site)
-        self._add_flops(TRAINING_PASSES * examples * kind.flops_at(slot.site) + gram)
-        recorded = RecordedGradients(
-            [],
-            [batch.features for batch in batches],
-            [batch.gradients for batch in batches],
-            [batch.first for batch in batches if batch.first is not None],
-            all(batch.single_argument for batch in batches),
-            [batch.source for batch in batches if batch.source is not None],
-        )
-        try:
-            return measure_promise(slot, kind, recorded, inputs, [(_SEED, place, _DRAW)])
-        except LookError as error:
-            self._warn_once(kind.name, str(error))
-            return None
-
-    def _select_newest(self, name: str, count: int) -> list[RecordedBatch]:
+    def _select_newest(self, name: str, count: int) -> list[RecordedCall]:
         """The newest examples, at most ``count``, without minibatches whose gradients were not finite."""
-        batches: list[RecordedBatch] = []
+        batches: list[RecordedCall] = []
         for batch in reversed(self._batches[name]):
             if count and bool(batch.gradients.isfinite().all()):
                 part = slice(min(count, len(batch.gradients)))
@@ -218,5 +168,8 @@ class PromiseRecorder:
         for slot in self._model.slots.values():
             device = slot.anchor.device
             self._batches[slot.name] = deque(
-                RecordedBatch(*batch).map(lambda tensor, device=device: tensor.to(device)) for batch in state[slot.name]
+                RecordedCall(features, gradients, {Context(name): tensor for name, tensor in contexts.items()}).map(
+                    lambda tensor, device=device: tensor.to(device)
+                )
+                for features, gradients, contexts in state[slot.name]
             )

@@ -24,9 +24,9 @@ from torch.func import functional_call
 from esper.control.controller import Controller
 from esper.control.rules import Never
 from esper.errors import ConfigError
+from esper.growth.hooks import side_pass
 from esper.growth.model import GrowingModel
 from esper.growth.seed import Seed
-from esper.growth.side_pass import side_pass
 from esper.growth.slot import Slot
 from esper.growth.taps import are_equal
 from esper.lifecycle.stages import Stage

@@ -18,10 +18,9 @@ from esper.growth.copies import copy_with
 from esper.growth.depth import DepthTracker, deepen
 from esper.growth.example_input import call_host, fit_example
 from esper.growth.fossils import add_fossil, runs_children
-from esper.growth.hooks import require_attached
+from esper.growth.hooks import require_attached, side_pass
 from esper.growth.pretrained import refuse_saving
 from esper.growth.seed import Seed
-from esper.growth.side_pass import side_pass
 from esper.growth.slot import Slot
 from esper.growth.taps import find_tensors, list_named_modules
 from esper.numerics.module_state import keep_modes

@@ -1,8 +1,8 @@
-"""Checks that a host calls its slots, and the context in which it computes without growth."""
+"""Checks that a host calls its slots, and contexts of passes: without growth, and without side effects."""
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +10,10 @@ import torch
 from torch import nn
 
 from esper.errors import SlotError
+from esper.growth.seed import Seed
 from esper.growth.slot import Slot
 from esper.growth.taps import SourceTap, find_hook_tables, list_named_modules, require_unsharded
+from esper.numerics.module_state import keep_buffers, keep_generators, keep_modes
 
 if TYPE_CHECKING:
     from esper.growth.model import GrowingModel
@@ -111,3 +113,45 @@ def _remove_hooks(model: GrowingModel) -> Generator[None]:
 
 def _list_hooks(module: nn.Module) -> list[Any]:
     return [hook for table in find_hook_tables(module) for hook in table.values()]
+
+
+@contextmanager
+def side_pass(network: nn.Module, seeds: Iterable[Seed]) -> Generator[None]:
+    """Context manager in which ``seeds`` of ``network`` are at full weight, and passes have no side effects.
+
+    Changes of buffers are undone, and random generators are restored. The buffers are other tensors within the context,
+    so a pass from before it can still be differentiated after it. Feature hooks of slots are off.
+    """
+    # Passes write to clones of the buffers, and no hook records them.
+    feature_hooks = [(module, module.feature_hook) for module in network.modules() if isinstance(module, Slot)]
+    for slot, _ in feature_hooks:
+        slot.feature_hook = None
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(keep_buffers(network))
+            stack.enter_context(keep_generators(network))
+            for seed in seeds:
+                stack.enter_context(seed.temporary_alpha(1.0))
+            yield
+    finally:
+        for slot, feature_hook in feature_hooks:
+            slot.feature_hook = feature_hook
+
+
+@contextmanager
+def eval_without_side_effects(model: nn.Module) -> Generator[None]:
+    """Context manager in which ``model`` is in evaluation mode, differentiable and uncompiled.
+
+    Modes, buffers and random generators are restored afterwards.
+    """
+    with ExitStack() as stack:
+        # Gradients are needed even if the caller has disabled them, and hooks do not run in compiled code.
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        if any(isinstance(module, nn.RNNBase) for module in model.modules()):
+            stack.enter_context(torch.backends.cudnn.flags(enabled=False))  # its RNNs learn in training mode only
+        stack.enter_context(side_pass(model, ()))
+        stack.enter_context(keep_modes(model))
+        model.eval()
+        yield

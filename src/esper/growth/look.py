@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from esper.errors import LookError
+from esper.config.arguments import describe_value
+from esper.errors import LookError, plural
 from esper.files import write_atomically
 from esper.growth.blueprints.registry import Blueprint, Context, LayerCall, get
-from esper.growth.promise import GradientBatch, compute_gram_matrix, compute_held_out_promise, compute_promise
-from esper.growth.side_pass import FeatureRecorder, RecordedGradients, eval_without_side_effects, record_gradients
+from esper.growth.hooks import eval_without_side_effects
+from esper.growth.promise import (
+    GradientBatch,
+    RecordedCall,
+    compute_gram_matrix,
+    compute_held_out_promise,
+    compute_promise,
+    record_call,
+)
 from esper.growth.slot import Slot
 from esper.growth.summary import align_columns
 from esper.growth.taps import list_named_modules
@@ -166,6 +175,39 @@ class Look:
         return "\n".join([*lines, "</svg>"])
 
 
+Call = TypeVar("Call", RecordedCall, GradientBatch)
+
+
+class _Recorder(Generic[Call]):
+    """Records calls of modules; zeros that are added to their outputs get the gradients, frozen or not."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.recorded: dict[str, list[Call]] = {name: [] for name in names}
+        self._pass: dict[str, list[tuple[Call, Tensor]]] = {name: [] for name in self.recorded}
+
+    def add(self, name: str, call: Call) -> Tensor:
+        """Record a call of the module ``name``, and return the zeros to add to its output."""
+        leaf = torch.zeros_like(call.gradients, requires_grad=True)
+        self._pass[name].append((call, leaf))
+        return leaf
+
+    def list_leaves(self) -> list[Tensor]:
+        """The zeros of all calls in the current pass."""
+        return [leaf for calls in self._pass.values() for _, leaf in calls]
+
+    def end_pass(self, gradients: Iterator[Tensor | None], examples: int) -> None:
+        """Store the gradients of `list_leaves`; drop modules that did not run once on all examples, batch first."""
+        for name, calls in self._pass.items():
+            found = [(call, leaf, next(gradients)) for call, leaf in calls]
+            if len(found) != 1 or len(found[0][1]) != examples:
+                self.recorded.pop(name, None)
+            elif name in self.recorded:
+                call, leaf, gradient = found[0]
+                gradient = torch.zeros_like(leaf) if gradient is None else gradient
+                self.recorded[name].append(call._replace(gradients=gradient))
+            calls.clear()
+
+
 def look(
     model: GrowingModel,
     loss: Callable[[Any, Any], Any],
@@ -185,79 +227,112 @@ def look(
             for name, module in list_named_modules(host)
             if name and not list(module.children()) and list(module.parameters())
         }
-    inputs: list[Tensor] = []
-    tap = model.tap
-    with eval_without_side_effects(model):
+    at_slots, at_layers = _Recorder[RecordedCall](slots), _Recorder[GradientBatch](host_layers)
+
+    def record_slot(slot: Slot, call: LayerCall, features: Tensor) -> Tensor:
+        if not features.is_floating_point() or features.is_nested:
+            return features
+        return features + at_slots.add(slot.name, record_call(slot, call, features, len(features)))
+
+    def record_layer(name: str, _: nn.Module, arguments: tuple[Any, ...], output: Any) -> Any:
+        tensors = tuple(argument.detach() for argument in arguments if isinstance(argument, Tensor))
+        usable = isinstance(output, Tensor) and output.is_floating_point() and tensors
+        if not usable or len(tensors) < len(arguments):
+            return output
+        return output + at_layers.add(name, GradientBatch(tensors, output.detach()))
+
+    with eval_without_side_effects(model), ExitStack() as stack:
         # Record features and functional gradients, after the slots and at the host's own layers.
-        modules = {name: host.get_submodule(name) for name in slots}
-        at_slots = FeatureRecorder(modules, first=False, arguments=False)
-        at_layers = FeatureRecorder(host_layers, first=True, arguments=True)
-        first_layers = {name: host.get_submodule(slot.chain[0]) for name, slot in slots.items() if slot.chain}
-        at_sources = FeatureRecorder(first_layers, first=False, arguments=False)
-        try:
-            seen, mean_loss = record_gradients(
-                model,
-                (at_slots, at_layers, at_sources),
-                loss,
-                batches,
-                examples,
-                lambda: inputs.append(tap.get_inputs().detach()),
+        for slot in slots.values():
+            slot.feature_hook = record_slot
+        for name, module in host_layers.items():
+            hook = module.register_forward_hook(partial(record_layer, name), prepend=True)
+            stack.callback(hook.remove)
+        seen, total = 0, 0.0
+        for batch in batches:
+            losses = loss(model, batch)
+            leaves = at_slots.list_leaves() + at_layers.list_leaves()
+            count = len(leaves[0]) if leaves else 0
+            if leaves and not count:
+                raise LookError("a batch is empty: remove empty batches")
+            # The gradient of the sum has each example's own functional gradient in its row.
+            summed = _sum_losses(losses, count)
+            gradients = iter(torch.autograd.grad(summed, leaves, allow_unused=True))
+            at_slots.end_pass(gradients, count)
+            at_layers.end_pass(gradients, count)
+            seen, total = seen + count, total + float(summed.detach())
+            if seen >= examples:
+                break
+        if seen < 2:
+            raise LookError(
+                f"batches held {plural(seen, 'example')}: give two or more, in batches that loss(model, batch) takes"
             )
-        finally:
-            at_slots.remove()
-            at_layers.remove()
-            at_sources.remove()
-        with torch.autocast(tap.get_inputs().device.type, enabled=False):
-            # Measure the candidates.
-            rows: list[Candidate] = []
-            for index, slot in enumerate(slots.values()):
-                if slot.name not in at_slots.records:
-                    raise LookError(
-                        f"submodule {slot.name!r} did not run exactly once, batch first, per call of "
-                        "loss(model, batch): call the whole model once in the loss function"
-                    )
-                record = at_slots.records[slot.name]
-                if slot.name in at_sources.records:
-                    record.sources = at_sources.records[slot.name].first_arguments
-                keys = [(seed, index, draw) for draw in range(draws)]
-                rows += [measure_promise(slot, get(name), record, inputs, keys) for name in slot.blueprints]
-            # Measure the host's own layers, without what grew on them.
-            with ExitStack() as stack:
-                for slot in slots.values():
-                    stack.enter_context(slot.disabled())
-                needs = [
-                    _measure_layer(name, host_layers[name], record)
-                    for name, record in at_layers.records.items()
-                    if record.gradients
-                ]
+        stack.close()
+
+        # Measure the candidates, and the host's own layers without what grew on them.
+        rows: list[Candidate] = []
+        stack.enter_context(torch.autocast(model.tap.get_inputs().device.type, enabled=False))
+        for index, slot in enumerate(slots.values()):
+            if slot.name not in at_slots.recorded:
+                raise LookError(
+                    f"submodule {slot.name!r} did not run exactly once, batch first, per call of "
+                    "loss(model, batch): call the whole model once in the loss function"
+                )
+            keys = [(seed, index, draw) for draw in range(draws)]
+            rows += [measure_promise(slot, get(name), at_slots.recorded[slot.name], keys) for name in slot.blueprints]
+        for slot in slots.values():
+            stack.enter_context(slot.disabled())
+        needs = [_measure_layer(name, host_layers[name], calls) for name, calls in at_layers.recorded.items()]
     rows.sort(key=lambda row: (-row.promise, row.slot, row.blueprint))
-    return Look(tuple(rows), tuple(slots), tuple(needs), seen, mean_loss)
+    return Look(tuple(rows), tuple(slots), tuple(needs), seen, total / seen)
+
+
+def _sum_losses(losses: Any, count: int) -> Tensor:
+    """The sum of a user's loss over the ``count`` examples of a batch."""
+    if not isinstance(losses, Tensor):
+        raise LookError(
+            f"loss(model, batch) returned {describe_value(losses)}: return a tensor [B], the loss of each example"
+        )
+    if not count:
+        raise LookError("loss(model, batch) called no module with a slot: call the whole model passed to it")
+    if losses.shape != (count,):
+        examples = plural(count, "example")
+        raise LookError(
+            f"loss(model, batch) returned shape {tuple(losses.shape)} for a batch of {examples}: return "
+            f"[{count}], the loss of each example (reduction='none'; of a sequence the mean over its tokens), or where "
+            f"there is only a mean over them, mean.expand({count})"
+        )
+    if losses.is_complex():
+        raise LookError(f"loss(model, batch) returned {losses.dtype}: return real numbers, such as its absolute value")
+    if not losses.requires_grad:
+        raise LookError("the result of loss(model, batch) has no gradient: remove detach() and no_grad()")
+    if not bool(losses.isfinite().all()):
+        raise LookError("loss(model, batch) is not finite: look at the model before it diverges")
+    return losses.sum()
 
 
 def measure_promise(
-    slot: Slot,
-    kind: type[Blueprint],
-    record: RecordedGradients,
-    inputs: Sequence[Tensor],
-    draws: Sequence[tuple[int, int, int]],
+    slot: Slot, kind: type[Blueprint], calls: Sequence[RecordedCall], draws: Sequence[tuple[int, int, int]]
 ) -> Candidate:
     """The promise of a blueprint in a slot, as the mean over draws of its initial values. Autocast must be off.
 
     Args:
         slot: Where the blueprint would germinate.
         kind: The blueprint.
-        record: Features and functional gradients after the slot.
-        inputs: The network's inputs, batch by batch.
+        calls: Features and functional gradients after the slot, batch by batch.
         draws: Keys of random streams, one per draw; only the first is used if the blueprint draws nothing.
     """
-    # The newborn's arguments and the functional gradients, batch by batch.
-    contexts = _find_contexts(slot, kind, record, inputs)
-    batches = [
-        GradientBatch((raise_precision(features), raise_precision(context)), raise_precision(gradients))
-        for features, context, gradients in zip(record.features, contexts, record.gradients, strict=True)
-    ]
+    if any(kind.context not in call.contexts for call in calls):
+        reason = "the layer there takes more arguments than its features"
+        if kind.context is Context.NETWORK:
+            reason = "the network's input was not recorded"
+        raise LookError(
+            f"the promise of blueprint {kind.name!r} in slot {slot.name!r} cannot be measured, because {reason}: "
+            "remove the blueprint, or use a controller without promises"
+        )
+    batches = [GradientBatch((call.features, call.contexts[kind.context]), call.gradients) for call in calls]
     # One Gram matrix per draw of the initial values.
-    like = batches[0].gradients
+    like = raise_precision(calls[0].gradients)
     grams: list[Tensor] = []
     first_values: list[Tensor] = []
     for draw in draws:
@@ -268,41 +343,9 @@ def measure_promise(
             break  # the initial values are not random
         first_values = first_values or values
         grams.append(_compute_gram(f"blueprint {kind.name!r}", newborn, batches, "offer others"))
-    promise, held_out, error = _summarise_grams(torch.stack(grams))
-    return Candidate(
-        slot=slot.name,
-        blueprint=kind.name,
-        promise=promise,
-        promise_held_out=held_out,
-        error=error,
-        parameters=kind.parameters_at(slot.site),
-        flops=kind.flops_at(slot.site),
-        resident=None if slot.seed is None else slot.seed.blueprint.name,
-    )
-
-
-def _find_contexts(
-    slot: Slot, kind: type[Blueprint], record: RecordedGradients, inputs: Sequence[Tensor]
-) -> Sequence[Tensor]:
-    """The second argument of the blueprint, batch by batch; the features again if it has no context."""
-    match kind.context:
-        case Context.NETWORK:
-            return inputs
-        case Context.LAYER:
-            contexts = record.first_arguments
-        case Context.CALL:
-            contexts = record.features if record.single_argument else []
-        case Context.HIDDEN:
-            contexts = record.sources
-        case Context.NOTHING:
-            return record.features
-    # Calls without a first tensor, or with further arguments, were not recorded as such.
-    if len(contexts) < len(record.features):
-        raise LookError(
-            f"the promise of blueprint {kind.name!r} in slot {slot.name!r} cannot be measured, because the layer there "
-            "takes more arguments than its features: remove the blueprint, or use a controller without promises"
-        )
-    return contexts
+    resident = None if slot.seed is None else slot.seed.blueprint.name
+    costs = kind.parameters_at(slot.site), kind.flops_at(slot.site)
+    return Candidate(slot.name, kind.name, *_summarise_grams(torch.stack(grams)), *costs, resident)
 
 
 class _FeaturesOnlyCall(nn.Module):
@@ -317,22 +360,21 @@ class _FeaturesOnlyCall(nn.Module):
         return contribution
 
 
-def _measure_layer(name: str, layer: nn.Module, record: RecordedGradients) -> LayerNeed:
+def _measure_layer(name: str, layer: nn.Module, calls: Sequence[GradientBatch]) -> LayerNeed:
     """The promise of a host's layer, for a step of its parameters from their current values."""
-    batches = [
-        GradientBatch(tuple(map(raise_precision, arguments)), raise_precision(gradients))
-        for arguments, gradients in zip(record.arguments, record.gradients, strict=True)
-    ]
-    gram = _compute_gram(f"layer {name!r} ({type(layer).__name__})", layer, batches, "look without layers=True")
-    promise, held_out, error = _summarise_grams(gram.unsqueeze(0))
+    kind = type(layer).__name__
+    gram = _compute_gram(f"layer {name!r} ({kind})", layer, calls, "look without layers=True")
     parameters = sum(parameter.numel() for parameter in layer.parameters())
-    return LayerNeed(name, type(layer).__name__, promise, held_out, error, parameters)
+    return LayerNeed(name, kind, *_summarise_grams(gram.unsqueeze(0)), parameters)
 
 
 def _compute_gram(what: str, module: nn.Module, batches: Sequence[GradientBatch], remedy: str) -> Tensor:
-    """`compute_gram_matrix` with a LookError, if ``module`` does not work under ``vmap``."""
+    """`compute_gram_matrix` in at least single precision; a LookError if ``module`` does not work under ``vmap``."""
+    precise = [
+        GradientBatch(tuple(map(raise_precision, inputs)), raise_precision(gradients)) for inputs, gradients in batches
+    ]
     try:
-        return compute_gram_matrix(module, batches)
+        return compute_gram_matrix(module, precise)
     except RuntimeError as error:
         reason = str(error).strip().partition("\n")[0]
         raise LookError(f"{what} cannot be differentiated example by example ({reason}): {remedy}") from error

@@ -31,6 +31,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from esper.growth.blueprints.registry import Context, LayerCall, get
+from esper.growth.slot import Slot
+
 RIDGE = 0.1
 """Lambda as a fraction of the mean of K's diagonal. Ridges from 0.03 to 1 rank candidates similarly."""
 GRAM_BYTES = 2**29
@@ -143,6 +146,43 @@ class GradientBatch(NamedTuple):
     """The module's arguments, each ``[B, ...]``."""
     gradients: Tensor
     """Functional gradients ``[B, ...]``, shaped as the module's output."""
+
+
+class RecordedCall(NamedTuple):
+    """Some examples of a forward pass at one slot, and the gradients of their losses there."""
+
+    features: Tensor
+    """Features of the slot, ``[B, ...]``."""
+    gradients: Tensor
+    """Gradient of each example's own loss with respect to the features, ``[B, ...]``, up to one factor for all; the
+    features themselves until the backward pass brings it."""
+    contexts: dict[Context, Tensor]
+    """Second arguments of blueprints, ``[B, ...]`` each, as far as they are available."""
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> RecordedCall:
+        """The recorded call with its tensors changed."""
+        contexts = {context: change(tensor) for context, tensor in self.contexts.items()}
+        return RecordedCall(change(self.features), change(self.gradients), contexts)
+
+
+def record_call(slot: Slot, call: LayerCall, features: Tensor, limit: int) -> RecordedCall:
+    """The first ``limit`` examples of a call of the layer before ``slot``, whose features are ``features``."""
+    contexts: dict[Context, Tensor | None] = {
+        Context.NOTHING: features,
+        Context.NETWORK: slot.tap.inputs,
+        Context.LAYER: call.first_argument,
+        Context.CALL: features if call.has_single_argument else None,
+        Context.HIDDEN: None if slot.source is None else slot.source.inputs,
+    }
+    # What blueprints here read, where it is of the same examples: part of the host may be called alone.
+    read = {get(name).context for name in slot.blueprints}
+    kept = {
+        context: tensor.detach()[:limit].clone()
+        for context, tensor in contexts.items()
+        if context in read and tensor is not None and len(tensor) == len(features)
+    }
+    values = features.detach()[:limit].clone()
+    return RecordedCall(values, values, kept)
 
 
 def compute_gram_matrix(module: nn.Module, batches: Sequence[GradientBatch]) -> Tensor:

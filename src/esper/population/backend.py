@@ -10,9 +10,10 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from esper.engine.backend import Measurement, Promises
+from esper.engine.backend import Measurement
 from esper.engine.governor import Vitals, skill
 from esper.engine.measurements import CommittedEvaluation, Evaluation, TrainingReport
+from esper.engine.promises import Promises
 from esper.lifecycle.transitions import Transitions
 from esper.numerics.arrays import Bools
 from esper.numerics.deferred import Deferred
@@ -102,7 +103,7 @@ class PopulationBackend:
 
     def measure_promises(self, due: Bools) -> Promises:
         """Measure the promises of blueprints in the slots ``due``, bool ``[E, S]``, on the newest training examples."""
-        return self._meter.measure(self._newest_examples(), due).fetch()
+        return self._meter.measure(self._newest_examples(), due)
 
     def snapshot(self, rows: Bools) -> None:
         """Save the current state of the networks ``rows``, bool ``[E]``, as their snapshot."""
