@@ -38,8 +38,8 @@ from esper.runs.store import RunStore, encode_events
 from esper.tasks.registry import get_suite
 from esper.train.collect import create_advisor, create_policy, run_policy, sample_instances
 from esper.train.evaluation import make_evaluation_config
-from esper.train.event_recorder import EventRecorder
 from esper.train.iteration import record_iteration, summarise_iteration
+from esper.train.recorder import EpisodeRecorder
 from esper.train.settings import TrainSettings
 from esper.train.workers import prepare_process
 
@@ -133,11 +133,11 @@ def follow(path: Path, connection: Connection[Any, Any]) -> None:
     connection.send(fault if fault or seen == wanted else f"{seen} events came of {wanted}")
 
 
-class TimedRecorder(EventRecorder):
+class TimedRecorder(EpisodeRecorder):
     """Counts the CPU time in which its events are made and, as whoever takes them does it one by one, encoded."""
 
     def __init__(self, episodes: Episodes, iteration: int, *, watched: range) -> None:
-        super().__init__(episodes, iteration, watched=watched)
+        super().__init__(episodes, iteration, events="steps", watched=watched)
         self.seconds = 0.0
 
     def record_start(self) -> Iterator[Event]:
@@ -146,8 +146,13 @@ class TimedRecorder(EventRecorder):
     def record_observation(self, observation: Observation, step: PolicyStep) -> Iterator[Event]:
         return self._timed(super().record_observation(observation, step))
 
-    def record_step(self, actions: NDArray[np.int64], result: StepResult, policy: PolicyStep | None) -> Iterator[Event]:
-        return self._timed(super().record_step(actions, result, policy))
+    def record_step(
+        self, actions: NDArray[np.int64], result: StepResult, policy: PolicyStep | None = None
+    ) -> Iterator[Event]:
+        began = time.thread_time()
+        events = super().record_step(actions, result, policy)
+        self.seconds += time.thread_time() - began
+        return self._timed(iter(events))
 
     def _timed(self, events: Iterator[Event]) -> Iterator[Event]:
         began = time.thread_time()

@@ -8,7 +8,7 @@ import pytest
 
 from esper.engine.config import EpisodeConfig
 from esper.errors import DivergedError
-from esper.grower import DecisionRecord, Ending, Grower, GrowerCallback, PrintDecisions, RunRecorder
+from esper.grower import Decision, Ending, Grower, GrowerCallback, PrintDecisions, RunRecorder
 from esper.grower.state_dict import plant_structure
 from factories import Loop, make_growing
 
@@ -18,7 +18,11 @@ class Diary(GrowerCallback):
 
     def __init__(self) -> None:
         self.calls: list[str] = []
-        self.records: list[DecisionRecord] = []
+        self.decisions: list[Decision] = []
+        self.stages: list[tuple[Any, Any]] = []
+        """Before and after each decision."""
+        self.losses: list[tuple[float, float]] = []
+        """In training, and on validation data before any rollback."""
         self.growers: set[Grower] = set()
         self.ending: Ending | None = None
         self.error: Exception | None = None
@@ -35,10 +39,13 @@ class Diary(GrowerCallback):
     def on_step_start(self, grower: Grower) -> None:
         self._add(f"step {grower.decisions}", grower)
 
-    def on_decision(self, grower: Grower, record: DecisionRecord) -> None:
-        assert grower.decisions == record.decision.number
-        self.records.append(record)
-        self._add(f"decision {record.decision.number}", grower)
+    def on_decision(self, grower: Grower, decision: Decision) -> None:
+        assert grower.decisions == decision.number
+        self.decisions.append(decision)
+        self.stages.append((grower.engine.stages_before.tolist(), grower.network.table.stage.tolist()))
+        measured = grower.engine.measured
+        self.losses.append((float(measured.training.loss[0]), float(measured.before_rollback.loss[0])))
+        self._add(f"decision {decision.number}", grower)
 
     def on_failure(self, grower: Grower, error: Exception) -> None:
         self.error = error
@@ -65,10 +72,10 @@ def test_a_callback_sees_start_steps_decisions_end_and_close() -> None:
     assert diary.calls == ["start"]
     decisions = [loop.epoch() for _ in range(3)]
     assert diary.calls[1:] == ["step 0", "decision 1", "step 1", "decision 2", "step 2", "decision 3"]
-    assert [record.decision for record in diary.records] == decisions
-    before, after = diary.records[1].before, diary.records[1].after
-    assert diary.records[0].after.stage.tolist() == before.stage.tolist() != after.stage.tolist()
-    assert after is loop.grower.network.table or diary.records[2].after is loop.grower.network.table
+    assert diary.decisions == decisions
+    before, after = diary.stages[1]
+    assert diary.stages[0][1] == before != after
+    assert diary.stages[2][1] == loop.grower.network.table.stage.tolist()
     ending = loop.grower.finish()
     assert diary.ending is ending
     assert ending.changes
@@ -152,7 +159,8 @@ def test_a_rolled_back_decision_has_what_was_measured_before() -> None:
     loop = Loop("none", callbacks=[diary], conduct=EpisodeConfig())
     loop.epoch()
     loop.epoch(lambda _: math.inf)
-    assert diary.records[1].decision.rollback is not None
-    assert math.isnan(diary.records[1].value_before), "a model that is not finite is not measured"
-    assert not math.isnan(diary.records[0].value_before)
-    assert diary.records[1].train_loss == math.inf
+    before, after = diary.losses
+    assert diary.decisions[1].rollback is not None
+    assert math.isnan(after[1]), "a model that is not finite is not measured"
+    assert not math.isnan(before[1])
+    assert after[0] == math.inf

@@ -18,7 +18,6 @@ from esper.engine.config import EpisodeConfig
 from esper.engine.measurements import TrainingReport
 from esper.engine.observation import GLOBAL_FEATURES, SLOT_FEATURES, Observation, list_features
 from esper.grower import Grower, backend
-from esper.grower.callbacks import DecisionRecord, GrowerCallback
 from esper.growth.attach import attach
 from esper.growth.model import GrowingModel
 from esper.lifecycle.actions import Blend, Head, Op, make_wait_actions
@@ -83,15 +82,6 @@ def policy() -> Controller:
     return LearnedController(drawn, greedy=False)
 
 
-class Records(GrowerCallback):
-    """Keeps the record of the newest decision."""
-
-    newest: DecisionRecord
-
-    def on_decision(self, grower: Grower, record: DecisionRecord) -> None:
-        self.newest = record
-
-
 Known = tuple[TrainingReport, Evidence]
 
 
@@ -150,7 +140,6 @@ def by_itself(
         rent=one.rent,
         train_size=one.train_size,
         seed=one.seed,
-        callbacks=[records := Records()],
     )
     reports: list[Known] = []
     for step in range(STEPS):
@@ -169,7 +158,7 @@ def by_itself(
             right.append((logits.argmax(1) == answers).double().mean().item())
         if step < STEPS - 1:  # the population takes its last decision before its last training
             decision = grower.step(train_loss=float(np.mean(losses)), train_accuracy=float(np.mean(right)))
-            reports.append((grower.engine.history.training, records.newest.evidence))
+            reports.append((grower.engine.history.training, grower.engine.measured.evidence))
             if decision.finished:
                 break
     return model, reports

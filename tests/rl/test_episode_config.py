@@ -19,8 +19,10 @@ from esper.population.evaluation import evaluate
 from esper.population.parameters import SeedKind
 from esper.rl.episodes import Episodes, StepResult
 from esper.rl.rewards import RewardSettings
+from esper.runs.events import RolledBack
 from esper.tasks.instance import Data, Instance, Part
 from esper.tasks.registry import get_suite
+from esper.train.recorder import EpisodeRecorder
 from open_rules import open_rules
 from rl.short import QUICK, SUITE, ShortSuite, instances, play
 
@@ -55,10 +57,20 @@ def totals(results: Sequence[StepResult]) -> np.ndarray:
     return np.sum([result.reward for result in results], axis=0)
 
 
+def play_recorded(running: Episodes) -> tuple[list[StepResult], list[RolledBack]]:
+    """Let a random controller play to the end; the results, and the rollbacks as a run stores them."""
+    recorder, controller = EpisodeRecorder(running), Uniform()
+    state, results = controller.start([one.seed for one in running.instances]), list[StepResult]()
+    while not running.finished.all():
+        actions, state = controller.act(running.observe(), running.legal_actions(), state)
+        results.append(running.step(actions))
+        recorder.record_step(actions, results[-1])
+    return results, recorder.log.rollbacks
+
+
 def test_data_that_are_not_numbers_end_the_episode_in_its_last_good_state() -> None:
     running = spoilt()
-    results = play(running)
-    incidents = [one for result in results for one in result.rollbacks]
+    results, incidents = play_recorded(running)
     assert {one.environment for one in incidents} == {ILL}
     assert {one.trouble for one in incidents} == {"not_finite"}
     assert len(incidents) == 4, "three rollbacks, and the one that ends the episode"
@@ -71,18 +83,17 @@ def test_data_that_are_not_numbers_end_the_episode_in_its_last_good_state() -> N
 
 def test_rollbacks_on_a_suite_about_the_loss_tell_of_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SpoiltSuite, "objective", "loss")
-    results = play(spoilt())
-    incidents = [one for result in results for one in result.rollbacks]
+    _, incidents = play_recorded(spoilt())
     assert len(incidents) == 4
     for one in incidents:
-        assert one.accuracy_before == -1, "a loss that is no number is as bad as can be"
-        assert one.accuracy_after == pytest.approx(1 - one.loss_after / np.log(SUITE.classes))
+        assert one.metric_before == -1, "a loss that is no number is as bad as can be"
+        assert one.metric_after == pytest.approx(1 - one.loss_after / np.log(SUITE.classes))
 
 
 def test_without_a_governor_the_network_is_lost_and_no_other() -> None:
     running = spoilt(EpisodeConfig(governor=None))
     results = play(running)
-    assert not any(result.rollbacks for result in results)
+    assert not any(result.intervention.rows.any() for result in results)
     lost = [bool(row.isnan().any()) for row in running.population.host.values]
     assert lost == [False, True, False]
 
@@ -92,7 +103,7 @@ def test_a_learning_rate_that_explodes_ends_the_episode_in_its_last_good_state()
     chosen[ILL] = replace(chosen[ILL], learning_rate=1e30)
     running = Episodes(ShortSuite(), chosen, QUICK)
     results = play(running)
-    assert {one.environment for result in results for one in result.rollbacks} == {ILL}
+    assert np.any([result.intervention.rows for result in results], axis=0).nonzero()[0].tolist() == [ILL]
     last_decision = [int(np.argmax([result.finished[network] for result in results])) for network in range(3)]
     assert last_decision[ILL] < min(last for network, last in enumerate(last_decision) if network != ILL)
     assert running.finished.all()
@@ -105,8 +116,7 @@ def test_every_trouble_costs_its_penalty_and_nothing_else_is_lost(reward: str) -
     results = play(running)
     troubles = np.zeros(running.size)
     for result in results:
-        for one in result.rollbacks:
-            troubles[one.environment] += 1
+        troubles += result.intervention.rows
     np.testing.assert_allclose(totals(results), running.potential - 0.1 * troubles, atol=1e-9)
 
 
@@ -124,7 +134,7 @@ def test_seeds_are_pruned_into_their_cooldown_and_the_controller_sees_it() -> No
     running = spoilt()
     germinate = np.stack([make_action(Op.GERMINATE, 0, 0)] * 3)
     result = running.step(germinate)
-    assert result.rollbacks[0].pruned == (0,)
+    assert (result.intervention.transitions.env, result.intervention.transitions.slot) == (ILL, 0)
     assert running.population.table.stage[ILL, 0] == Stage.PRUNED
     assert (ILL, Stage.GERMINATED, Stage.PRUNED) in list(
         zip(result.transitions.env, result.transitions.before, result.transitions.after, strict=True)
@@ -362,7 +372,7 @@ def test_a_network_that_was_rolled_back_is_measured_whole() -> None:
     with torch.no_grad():
         running.population.host.values[1] = torch.nan
     found = running.step(make_wait_actions(3))
-    assert {one.environment for one in found.rollbacks} == {1}
+    assert found.intervention.rows.tolist() == [False, True, False]
     assert found.evaluation.fresh[1].all()
     assert found.evaluation.fresh[[0, 2]].tolist() == [due(4, 3)] * 2
     truth = evaluate(running.population, running.validation)
@@ -399,5 +409,5 @@ def test_healthy_networks_are_not_rolled_back(name: str, count: int, count_figur
     state = controller.start([one.seed for one in chosen])
     while not running.finished.all():
         actions, state = controller.act(running.observe(), running.legal_actions(), state)
-        assert not running.step(actions).rollbacks
+        assert not running.step(actions).intervention.rows.any()
     count_figure("checks of healthy networks without a false alarm", count * suite.steps)

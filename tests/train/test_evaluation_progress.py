@@ -13,9 +13,9 @@ from esper.control.rules import Uniform
 from esper.errors import RunError
 from esper.lab.evaluate import evaluate_run
 from esper.lifecycle.rules import Rules
+from esper.runs.events import RolledBack
 from esper.runs.run_directory import RunDirectory
 from esper.tasks.registry import get_suite
-from esper.train.episode_log import EpisodeLog, RecordedRollback
 from esper.train.evaluation import (
     CohortTask,
     EvaluationConfig,
@@ -25,6 +25,7 @@ from esper.train.evaluation import (
     evaluate_cohort,
     split_into_cohorts,
 )
+from esper.train.recorder import EpisodeLog
 from esper.train.workers import LocalWorkers
 from train.runs import ignore, short_suite, started, tiny
 
@@ -71,7 +72,21 @@ def assert_same(one: EpisodeLog, other: EpisodeLog) -> None:
 
 def test_a_tally_survives_json(log: EpisodeLog):
     assert log.changes
-    log.rollbacks.append(RecordedRollback(1, "exploded", 0.5, 0.75, float("inf"), 0.1, (0, 1), ended=False, step=2))
+    log.rollbacks.append(
+        RolledBack(
+            iteration=0,
+            episode=0,
+            environment=1,
+            step=2,
+            trouble="exploded",
+            loss_before=0.5,
+            metric_before=0.75,
+            loss_after=float("inf"),
+            metric_after=0.1,
+            pruned=(0, 1),
+            ended=False,
+        )
+    )
     text = json.dumps(log.to_json())
     assert_same(EpisodeLog.from_json(json.loads(text), get_suite("short"), log.instances), log)
 

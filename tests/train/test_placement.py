@@ -39,7 +39,7 @@ from esper.train.evaluation import (
     make_evaluation_config,
     split_into_cohorts,
 )
-from esper.train.event_recorder import EventRecorder
+from esper.train.recorder import EpisodeRecorder
 from esper.train.settings import TrainSettings
 from esper.train.workers import Backend, Shared, require_devices
 from rl.far_away import FAR, FarAway
@@ -154,7 +154,7 @@ def test_a_policy_elsewhere_makes_one_transfer_per_decision_and_its_rollout_come
     with FarAway() as far:
         policy = create_policy(settings).to(FAR)
         running = Episodes(get_suite("short"), sample_instances(settings, 0, 0), settings.rules, device=FAR)
-        recorder = EventRecorder(running, 1, watched=range(4))
+        recorder = EpisodeRecorder(running, 1, events="steps", watched=range(4))
         noise = torch.zeros(running.suite.steps, 4, 8)
         far.forget()
         result = run_policy(policy, None, running, noise, recorder)

@@ -44,11 +44,14 @@ class Assessment:
     """E networks after training, and what the governor did about it."""
 
     training: TrainingReport
+    """As reported."""
     evaluation: Evaluation
     """After rollbacks."""
     before_rollback: Evaluation
     """The same as ``evaluation`` where nothing was rolled back."""
     intervention: Intervention
+    evidence: Evidence
+    """What is known of the modules with that."""
 
 
 class GrowthEngine:
@@ -84,8 +87,15 @@ class GrowthEngine:
         """What blueprints promise; None where it is not measured."""
         self.decisions: Ints = np.zeros(size, np.int64)
         """Decisions taken in the present episodes, ``[E]``."""
-        self._actions: Ints = make_wait_actions(size)
+        self.actions: Ints = make_wait_actions(size)
         """The latest actions, ``[E, 8]``."""
+        self.newest_step: Step
+        """What they did. This and the next three are of the newest decision, for whoever records it."""
+        self.stages_before = self.networks.table.stage
+        """Stages of the slots before it, ``[E, S]``."""
+        self.contributions_before = self.history.accuracy_contribution
+        """Contributions that were known before it, ``[E, S]``."""
+        self.measured: Assessment
         self._overdue: Bools = np.zeros(size, np.bool_)
         """Networks whose promises were due and could not be measured, ``[E]``."""
 
@@ -121,12 +131,13 @@ class GrowthEngine:
             running: Networks whose episode goes on, bool ``[E]``; None: all.
             forget_skill: Networks that may fall back to guessing if they lose a module now, bool ``[E]``; None: all.
         """
-        step = self.networks.decide(actions)
+        self.stages_before, self.contributions_before = self.networks.table.stage, self.history.accuracy_contribution
+        self.newest_step = step = self.networks.decide(actions)
         everyone = np.ones(len(actions), np.bool_)
         pruned = step.transitions.env[step.transitions.after == Stage.PRUNED]
         lost_module = np.isin(np.arange(len(actions)), pruned)
         self.governor.expect_change(lost_module, forget_skill=everyone if forget_skill is None else forget_skill)
-        self._actions = actions
+        self.actions = actions
         self.decisions = self.decisions + (everyone if running is None else running)
         return step
 
@@ -163,8 +174,9 @@ class GrowthEngine:
         accuracy = np.where(np.isnan(report.accuracy), evaluation.accuracy, report.accuracy)
         report = replace(report, accuracy=accuracy)
         networks.evidence = update_evidence(networks.table, networks.evidence, evaluation)
-        self.history.record(self._actions, networks.table, report, evaluation)
-        return Assessment(report, evaluation, before, intervention)
+        self.history.record(self.actions, networks.table, report, evaluation)
+        self.measured = Assessment(measurement.training, evaluation, before, intervention, networks.evidence)
+        return self.measured
 
     @property
     def size(self) -> int:
@@ -230,13 +242,13 @@ class GrowthEngine:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where `state_dict` was called."""
         values = from_plain(self._state(), state, "the growth engine")
-        self.decisions, self._actions, self._overdue = values["decisions"], values["actions"], values["overdue"]
+        self.decisions, self.actions, self._overdue = values["decisions"], values["actions"], values["overdue"]
         self._snapshot_evidence = values["snapshot_evidence"]
 
     def _state(self) -> dict[str, Any]:
         return {
             "decisions": self.decisions,
-            "actions": self._actions,
+            "actions": self.actions,
             "overdue": self._overdue,
             "snapshot_evidence": self._snapshot_evidence,
             "history": self.history,

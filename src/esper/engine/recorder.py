@@ -1,142 +1,145 @@
-"""Events of a run that every growth has: verdicts of gates, changes of stage, and the state of slots."""
+"""The events of a decision, made in one place for whoever trains: gates, changes of stage, rollbacks and the step."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, TypedDict, cast
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
-from esper.engine.gradients import HealthTable
-from esper.lifecycle.rules import GATES, Reason, Verdicts
+from esper.engine.engine import GrowthEngine
+from esper.engine.governor import Trouble
+from esper.lifecycle.actions import Head, Op
+from esper.lifecycle.rules import GATES, Reason
 from esper.lifecycle.stages import Stage
-from esper.lifecycle.table import NO_BLUEPRINT, Evidence, SeedTable
+from esper.lifecycle.table import NO_BLUEPRINT
 from esper.lifecycle.transitions import Cause, Transitions
-from esper.numerics.arrays import Bools, Floats, Int8s
-from esper.runs.events import Event, GateJudged, LifecycleTransition, NetworkStep
-
-StepOf = Callable[[int], NetworkStep]
-"""The first fields of an event, by the index of the network."""
+from esper.numerics.arrays import Bools, Int8s
+from esper.runs.events import GateJudged, LifecycleTransition, NetworkStep, RolledBack, StepTaken
 
 
-@dataclass(frozen=True)
-class StageChange:
-    """A slot's change of stage, by names; ``step`` counts decisions from 0."""
-
-    environment: int
-    step: int
-    slot: int
-    before: str
-    after: str
-    blueprint: str | None
-    cause: str
-    reason: str
-
-
-def list_stage_changes(transitions: Transitions, step: int, blueprints: Sequence[str]) -> list[StageChange]:
-    """The changes of stage after one decision, by names, in order."""
-    indices: list[int] = transitions.blueprint.tolist()
-    return [
-        StageChange(
-            environment=int(transitions.env[index]),
-            step=step,
-            slot=int(transitions.slot[index]),
-            before=Stage(transitions.before[index]).name.lower(),
-            after=Stage(transitions.after[index]).name.lower(),
-            blueprint=None if blueprint == NO_BLUEPRINT else blueprints[blueprint],
-            cause=Cause(transitions.cause[index]).name.lower(),
-            reason=Reason(transitions.reason[index]).name.lower(),
-        )
-        for index, blueprint in enumerate(indices)
-    ]
-
-
-class LifecycleRecorder:
-    """Makes events of what happens in the slots of E networks.
+class DecisionRecorder:
+    """Makes the events of an engine's newest decision; who trains adds the fields that only they know.
 
     Args:
-        networks: E.
-        slots: S.
+        engine: Applies and measures what is recorded.
         blueprints: Names by index.
+        place: The first fields of an event, by the index of its network.
+        decimals: Number of decimals kept of figures; None: all.
     """
 
-    def __init__(self, networks: int, slots: int, blueprints: Sequence[str]) -> None:
-        self._blueprints = blueprints
-        self.reasons: Int8s = np.full((networks, slots), Reason.NO_GATE, np.int8)
+    def __init__(
+        self,
+        engine: GrowthEngine,
+        blueprints: Sequence[str],
+        place: Callable[[int], NetworkStep],
+        decimals: int | None = None,
+    ) -> None:
+        self._engine, self._blueprints, self._place, self._decimals = engine, blueprints, place, decimals
+        shape = engine.networks.table.stage.shape
+        self.reasons: Int8s = np.full(shape, Reason.NO_GATE, np.int8)
         """The latest `Reason` of the gate ahead of each slot, ``[E, S]``."""
-        self.judged_stages: Int8s = np.full((networks, slots), Stage.DORMANT, np.int8)
+        self.gated_stages: Int8s = np.full(shape, Stage.DORMANT, np.int8)
         """The stages that they were of, ``[E, S]``."""
 
-    def name_blueprint(self, blueprint: int) -> str | None:
-        """Name of a blueprint by its index; None without one."""
-        return None if blueprint == NO_BLUEPRINT else self._blueprints[blueprint]
-
-    def record_verdicts(self, verdicts: Verdicts, stages: Int8s, running: Bools, step: StepOf) -> Iterator[Event]:
-        """Gates whose verdict has changed, or that stand in the place of others, in the networks ``running [E]``."""
-        reasons = verdicts.reason
-        changed = (reasons != self.reasons) | (stages != self.judged_stages)
-        self.reasons, self.judged_stages = reasons, stages
+    def record_gates(self, running: Bools) -> Iterator[GateJudged]:
+        """Gates that have opened, closed or come ahead of a slot, in the networks ``running [E]``."""
+        stages, reasons = self._engine.stages_before, self._engine.newest_step.verdicts.reason
+        changed = (reasons != self.reasons) | (stages != self.gated_stages)
+        self.reasons, self.gated_stages = reasons, stages
         for row, slot in np.argwhere(changed & (reasons != Reason.NO_GATE) & running[:, None]).tolist():
             reason, gate = Reason(reasons[row, slot]), GATES[Stage(stages[row, slot])]
-            yield GateJudged(
-                **step(row), slot=slot, gate=gate, passed=reason is Reason.PASSED, reason=reason.name.lower()
-            )
+            passed = reason is Reason.PASSED
+            yield GateJudged(**self._place(row), slot=slot, gate=gate, passed=passed, reason=reason.name.lower())
 
-    def record_transitions(
-        self, changes: Transitions, contributions: Floats, running: Bools, step: StepOf
-    ) -> Iterator[Event]:
-        """Changes of stage in the networks ``running [E]``, with the last known ``contributions [E, S]``."""
-        for change in list_stage_changes(changes, 0, self._blueprints):
-            row, slot = change.environment, change.slot
+    def record_transitions(self, changes: Transitions, running: Bools) -> Iterator[LifecycleTransition]:
+        """Changes of stage in the networks ``running [E]``, with the contributions known at the decision."""
+        contributions = self._engine.contributions_before
+        blueprints: list[int] = changes.blueprint.tolist()
+        for index, blueprint in enumerate(blueprints):
+            row, slot = int(changes.env[index]), int(changes.slot[index])
             if not running[row]:
                 continue  # cooldowns go on where an episode is over
             yield LifecycleTransition(
-                **step(row),
+                **self._place(row),
                 slot=slot,
-                before=change.before,
-                after=change.after,
-                blueprint=change.blueprint,
-                cause=change.cause,
-                reason=change.reason,
+                before=Stage(changes.before[index]).name.lower(),
+                after=Stage(changes.after[index]).name.lower(),
+                blueprint=None if blueprint == NO_BLUEPRINT else self._blueprints[blueprint],
+                cause=Cause(changes.cause[index]).name.lower(),
+                reason=Reason(changes.reason[index]).name.lower(),
                 contribution=replace_unmeasured([float(contributions[row, slot])])[0],
             )
 
-    def describe_stages(self, table: SeedTable) -> list[tuple[str, ...]]:
-        """Names of the stages of each network's slots."""
-        return [
-            tuple(Stage(stage).name.lower() for stage in row) for row in cast("list[list[int]]", table.stage.tolist())
-        ]
+    def record_rollbacks(self, **own: float) -> Iterator[RolledBack]:
+        """The networks that the governor rolled back; ``own`` losses and metrics replace those of a population."""
+        measured = self._engine.measured
+        intervention, before, after = measured.intervention, measured.before_rollback, measured.evaluation
+        for row in intervention.rows.nonzero()[0].tolist():
+            figures = {
+                "loss_before": float(before.loss[row]),
+                "metric_before": float(before.accuracy[row]),
+                "loss_after": float(after.loss[row]),
+                "metric_after": float(after.accuracy[row]),
+            }
+            yield RolledBack(
+                **self._place(row),
+                trouble=Trouble(intervention.trouble[row]).name.lower(),
+                pruned=tuple(intervention.transitions.slot[intervention.transitions.env == row].tolist()),
+                ended=bool(intervention.exhausted[row]),
+                **{**figures, **own},
+            )
 
-    def describe_blueprints(self, table: SeedTable) -> list[tuple[str | None, ...]]:
-        """Names of the blueprints in each network's slots; None for an empty one."""
-        return [tuple(map(self.name_blueprint, row)) for row in cast("list[list[int]]", table.blueprint.tolist())]
+    def record_steps(self, rows: Iterable[int], **own: Sequence[Any]) -> Iterator[StepTaken]:
+        """The decisions of the networks ``rows`` with their state; ``own`` are further fields, or others, ``[E]``."""
+        engine, table, measured = self._engine, self._engine.networks.table, self._engine.measured
+        health, evidence, evaluation = measured.training.health, measured.evidence, measured.evaluation
+        contributions = [replace_unmeasured(row) for row in self.round(evaluation.accuracy_contribution)]
+        known = evidence.gradient_weight > 0
+        # Ratios range over many orders of magnitude, so what is kept are significant digits.
+        ratios, vanished, exploded = (
+            [
+                replace_unmeasured([float(f"{value:.4g}") for value in row])
+                for row in np.where(known, figure, np.nan).tolist()
+            ]
+            for figure in (health.ratio, evidence.vanished_share, evidence.exploded_share)
+        )
+        ops, slots, blueprints = (engine.actions[:, head].tolist() for head in (Head.OP, Head.SLOT, Head.BLUEPRINT))
+        # Whole columns, since rounding each number on its own costs far more.
+        columns: dict[str, Sequence[Any]] = {
+            "op": [Op(op).name.lower() for op in ops],
+            "slot": [None if op == Op.WAIT else slot for op, slot in zip(ops, slots, strict=True)],
+            "blueprint": [
+                self._blueprints[blueprint] if op == Op.GERMINATE else None
+                for op, blueprint in zip(ops, blueprints, strict=True)
+            ],
+            "train_loss": self.round(measured.training.loss),
+            "loss": self.round(evaluation.loss),
+            "metric": self.round(evaluation.accuracy),
+            "stages": [
+                tuple(Stage(stage).name.lower() for stage in row)
+                for row in cast("list[list[int]]", table.stage.tolist())
+            ],
+            "blueprints": [
+                tuple(None if index == NO_BLUEPRINT else self._blueprints[index] for index in row)
+                for row in cast("list[list[int]]", table.blueprint.tolist())
+            ],
+            "alphas": [tuple(row) for row in self.round(table.alpha)],
+            "contributions": contributions,
+            "gradient_ratios": ratios,
+            "vanished_shares": vanished,
+            "exploded_shares": exploded,
+            **own,
+        }
+        for row in rows:
+            yield StepTaken(**self._place(row), **{name: column[row] for name, column in columns.items()})
 
-
-class GradientFields(TypedDict):
-    """The fields of a decision's event about the gradients of seeds, an entry per slot."""
-
-    gradient_ratios: tuple[float | None, ...]
-    vanished_shares: tuple[float | None, ...]
-    exploded_shares: tuple[float | None, ...]
-
-
-def describe_gradients(health: HealthTable, evidence: Evidence) -> list[GradientFields]:
-    """The fields about gradients of each network, from a decision's minibatches and the evidence with them."""
-    measured = evidence.gradient_weight > 0
-    columns = [
-        np.where(measured, figure, np.nan).tolist()
-        for figure in (health.ratio, evidence.vanished_share, evidence.exploded_share)
-    ]
-    # Ratios range over many orders of magnitude, so what is kept are significant digits.
-    ratios, vanished, exploded = (
-        [replace_unmeasured([float(f"{value:.4g}") for value in row]) for row in column] for column in columns
-    )
-    return [
-        GradientFields(gradient_ratios=ratio, vanished_shares=vanished_share, exploded_shares=exploded_share)
-        for ratio, vanished_share, exploded_share in zip(ratios, vanished, exploded, strict=True)
-    ]
+    def round(self, values: NDArray[np.floating[Any]]) -> list[Any]:
+        """The values as nested lists, with as many decimals as are kept."""
+        exact = values.astype(np.float64)
+        return (exact if self._decimals is None else np.round(exact, self._decimals)).tolist()
 
 
 def replace_unmeasured(values: Sequence[Any]) -> tuple[float | None, ...]:

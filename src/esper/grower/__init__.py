@@ -1,16 +1,14 @@
 """Growth of one model, in a training loop of the user's."""
 
-from esper.grower.callbacks import DecisionRecord, GrowerCallback, PrintDecisions
+from esper.grower.callbacks import GrowerCallback, PrintDecisions, RunRecorder
 from esper.grower.config import GrowerConfig
 from esper.grower.decision import Decision, Ending
 from esper.grower.evaluators import Constrained, Metric, Refit
 from esper.grower.grower import Grower
-from esper.grower.run_recorder import RunRecorder
 
 __all__ = [
     "Constrained",
     "Decision",
-    "DecisionRecord",
     "Ending",
     "Grower",
     "GrowerCallback",

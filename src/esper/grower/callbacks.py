@@ -1,62 +1,48 @@
-"""Callbacks of a grower, which print its decisions or record them in a run."""
+"""Callbacks of a grower, which print its decisions, or record them in a run that `esper dash` and `report` read."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import json
+import math
+import secrets
+import time
+from contextlib import ExitStack, suppress
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary, finalize
 
-from esper.engine.gradients import HealthTable
-from esper.files import print_line
-from esper.grower.decision import Decision, Ending
-from esper.growth.tried import ModuleJudgement, format_signed
-from esper.lifecycle.rules import Verdicts
-from esper.lifecycle.table import Evidence, SeedTable
-from esper.lifecycle.transitions import Transitions
-from esper.numerics.arrays import Floats
-from esper.runs.metric import Metric
+import numpy as np
+
+from esper.config.arguments import FilePath, check_arguments
+from esper.config.settings import Settings
+from esper.engine.engine import GrowthEngine
+from esper.engine.recorder import DecisionRecorder, replace_unmeasured
+from esper.errors import ConfigError, RunError
+from esper.files import print_line, write_atomically
+from esper.grower.decision import Change, Decision, Ending
+from esper.growth.tried import format_signed
+from esper.lifecycle.rules import GATES, Reason
+from esper.lifecycle.stages import OWNING, Stage
+from esper.lifecycle.transitions import Cause
+from esper.numerics.devices import describe_platform
+from esper.runs.events import (
+    GateJudged,
+    LifecycleTransition,
+    NetworkStep,
+    RunEnded,
+    RunFailed,
+    RunResumed,
+    RunStarted,
+    StepTaken,
+)
+from esper.runs.metric import SCORE
+from esper.runs.reader import RunReader
+from esper.runs.run_directory import GROWER, RunDirectory, RunState, read_state
+from esper.runs.store import RunStore, encode_events
 
 if TYPE_CHECKING:
     from esper.grower.grower import Grower
-
-
-@dataclass(frozen=True)
-class DecisionRecord:
-    """A decision with the measurements that it was based on, and the slots before and after it."""
-
-    decision: Decision
-    train_loss: float
-    train_accuracy: float | None
-    """Accuracy in training; None where it is not known."""
-    value_before: float
-    """The metric before the rollback, if there was one; NaN where it was not measured."""
-    verdicts: Verdicts
-    """Verdicts of the gates ahead of the slots ``[1, S]`` when the decision was made."""
-    changes: Transitions
-    """Transitions by the rollback and by the decision."""
-    contributions: Floats
-    """Contributions of modules, ``[1, S]``, as last measured; NaN where they are not known."""
-    judgements: Mapping[str, ModuleJudgement]
-    """By slot: the measurements that decide whether its module is kept or pruned."""
-    gradients: HealthTable
-    """Gradients of modules since the last decision, ``[1, S]``."""
-    evidence: Evidence
-    """Evidence that the gates used, ``[1, S]``, with the decisions since each module was measured."""
-    before: SeedTable
-    """The slots before the decision."""
-    after: SeedTable
-    """The slots after it."""
-    metric: Metric | None
-    """The metric; None: not known yet."""
-    rent: float
-    """The rent of all modules together after the decision, in units of the score."""
-
-    def __str__(self) -> str:
-        """``decision 7: germinate mlp in layer2; loss 0.4123 (training 0.3987), accuracy 0.873; layer1 +0.012``."""
-        decision = self.decision
-        loss = f"loss {decision.loss:.4g} (training {self.train_loss:.4g}){decision.measured}"
-        contributions = ", ".join(f"{slot} {format_signed(value)}" for slot, value in decision.contributions.items())
-        return "; ".join(filter(None, [f"decision {decision.number}: {decision.what}", loss, contributions]))
 
 
 class GrowerCallback:
@@ -71,8 +57,8 @@ class GrowerCallback:
     def on_step_start(self, grower: Grower) -> None:
         """Called before each decision."""
 
-    def on_decision(self, grower: Grower, record: DecisionRecord) -> None:
-        """Called after each decision was applied."""
+    def on_decision(self, grower: Grower, decision: Decision) -> None:
+        """Called after each decision was applied; `Grower.engine` has what it was based on."""
 
     def on_failure(self, grower: Grower, error: Exception) -> None:
         """Called when training diverged and no rollbacks are left."""
@@ -91,10 +77,325 @@ class GrowerCallback:
 class PrintDecisions(GrowerCallback):
     """Prints one line per decision, and at the end one line per module tried."""
 
-    def on_decision(self, grower: Grower, record: DecisionRecord) -> None:
-        """Print the decision and its measurements."""
-        print_line(str(record))
+    def on_decision(self, grower: Grower, decision: Decision) -> None:
+        """Print the decision, its losses and metric, and what each module contributes."""
+        # decision 7: germinate mlp in layer2; loss 0.4123 (training 0.3987), accuracy 0.873; layer1 +0.012
+        train_loss = float(grower.engine.measured.training.loss[0])
+        loss = f"loss {decision.loss:.4g} (training {train_loss:.4g}){decision.measured}"
+        contributions = ", ".join(f"{slot} {format_signed(value)}" for slot, value in decision.contributions.items())
+        print_line("; ".join(filter(None, [f"decision {decision.number}: {decision.what}", loss, contributions])))
 
     def on_finish(self, grower: Grower, ending: Ending) -> None:
         """Print the modules tried and their outcomes."""
         print_line("\n".join(ending.lines))
+
+
+COMMAND = "grow"
+"""The command in the metadata of runs of a `Grower`."""
+_ADDED = "added_parameters"
+"""Scalar: parameters of all modules in the model."""
+_ID = "id"
+"""Metadata that identify the run of a saved grower."""
+_SAME = ("slots", "blueprints")
+"""Metadata that must be the same in a run and in the grower that continues it."""
+_FIGURES = ("error", "price", "threshold", "loss_gain", "loss_error", "loss_threshold")
+"""The figures of a `ModuleJudgement` that an event of its slot has."""
+_EPISODE, _ENVIRONMENT = 1, 0
+"""A run of a grower has one of each."""
+
+_writers: WeakValueDictionary[Path, RunRecorder] = WeakValueDictionary()
+"""Recorders of this process, by the folders that they write."""
+
+
+class RunRecorder(GrowerCallback):
+    """Records a grower's decisions in a folder. Each decision is on disk when `Grower.step` returns.
+
+    A new folder starts a run. With the folder of a saved grower, the run continues once that grower's state is loaded.
+
+    Args:
+        path: A new folder, or that of the saved grower.
+
+    Raises:
+        ConfigError: ``path`` is not a path.
+        RunError: raised when the grower is made, if the folder holds something else, is in use, or cannot be written.
+    """
+
+    @check_arguments(ConfigError)
+    def __init__(self, path: FilePath) -> None:
+        self.path = Path(path).resolve()
+        self.id: str | None = None
+        """ID of the run; None before a grower was made with this recorder."""
+        self._directory = RunDirectory(self.path)
+        self._resources = ExitStack()
+        finalize(self, _close_silently, self._resources)
+        self._store: RunStore | None = None
+        self._started, self._ended, self._released = 0.0, False, False
+
+    def on_start(self, grower: Grower) -> None:
+        """Start the run, unless the folder has decisions already: then a saved state must be loaded first."""
+        # The run's ``config.yaml``, in JSON, which is YAML: the host and the grower's configuration.
+        plain = {
+            name: value.model_dump(mode="json") if isinstance(value, Settings) else value
+            for name, value in grower.describe_config().items()
+        }
+        slots = {slot.name: list(slot.blueprints) for slot in grower.model.slots.values()}
+        self._config: dict[str, Any] = {"host": type(grower.model.host).__name__, "slots": slots, **plain}
+        self.id, recorded = self._find_run(grower)
+        if not recorded:
+            self._open(grower)
+
+    def on_resume(self, grower: Grower, state: dict[str, Any] | None) -> None:
+        """Continue the run that the grower was saved in.
+
+        Raises:
+            RunError: the folder holds another run, or fewer decisions than the saved state.
+        """
+        decisions, saved_in = grower.decisions, None if state is None else state.get(_ID)
+        present, recorded = self._find_run(grower)
+        if recorded and saved_in != present:
+            raise RunError(
+                f"{self.path} holds a different run than the one this grower was saved with: give that run's folder, "
+                "or a new one"
+            )
+        if recorded and recorded < decisions:
+            raise RunError(
+                f"{self.path} ends after decision {recorded}, but the grower is at {decisions}: give a new folder"
+            )
+        self._open(grower)
+
+    def on_step_start(self, grower: Grower) -> None:
+        """Refuse a decision that could not be recorded.
+
+        Raises:
+            RunError: this recorder may not write to the folder.
+        """
+        self._require_open()
+
+    def on_decision(self, grower: Grower, decision: Decision) -> None:
+        """Record a decision, durably. The run ends with the last planned decision, and restarts if there is another."""
+        store, number, model, engine = self._require_open(), decision.number, grower.model, grower.engine
+        if self._ended:
+            self._start_run(grower, store, number - 1)
+
+        # The metric, which is known only once it is first measured, under its own name; and the score if it differs.
+        train_accuracy, metric = float(engine.measured.training.accuracy[0]), grower.scores.metric_spec()
+        measured: dict[str, float] = {}
+        if metric is not None:
+            store.set_metadata(metric.metadata())
+            measured = {metric.train_scalar: train_accuracy, metric.scalar: decision.value}
+            measured |= {} if metric.higher_is_better else {SCORE: decision.score}
+        store.record_scalars(
+            number,
+            {
+                **{name: value for name, value in measured.items() if not math.isnan(value)},
+                "train_loss": float(engine.measured.training.loss[0]),
+                "validation_loss": decision.loss,
+                _ADDED: model.added_parameters,
+                **{f"contribution/{slot}": value for slot, value in decision.contributions.items()},
+            },
+        )
+
+        # The events in the order in which they happened: rollback, gates, transitions, step.
+        rollback, recorder, slots = decision.rollback, self._recorder, list(model.slots)
+        if rollback is not None:
+            before = grower.backend.metrics_before
+            own = {
+                "loss_before": rollback.loss,
+                "metric_before": math.nan if before is None else grower.scores.get_value(before),
+                "loss_after": rollback.loss_restored,
+                "metric_after": decision.value,
+            }
+            store.append(encode_events(recorder.record_rollbacks(**own)))
+        store.append(encode_events(recorder.record_gates(np.ones(1, np.bool_))))
+        for change in decision.changes:
+            store.emit(_describe_change(change, grower, engine.contributions_before[0, slots.index(change.slot)]))
+        owned = [Stage(stage) in OWNING for stage in engine.stages_before[0].tolist()]
+        figures = [grower.figures[slot] if occupied else None for slot, occupied in zip(slots, owned, strict=True)]
+        charge, table = grower.network.charge, grower.network.table
+        rent = grower.config.rent * math.log1p(float(charge.added(table, table.owning)[0]))
+        steps = recorder.record_steps(
+            [0],
+            blueprint=[decision.blueprint],
+            metric=[decision.value],
+            objective=[decision.score - rent],
+            added=[model.added_parameters / model.host_parameters],
+            contribution_errors=[tuple(None if one is None else one.error for one in figures)],
+            thresholds=[tuple(None if one is None else one.threshold for one in figures)],
+        )
+        store.append(encode_events(steps))
+        store.flush()
+        if decision.finished or number == grower.config.horizon:
+            self._end_run(store, number)
+
+    def on_finish(self, grower: Grower, ending: Ending) -> None:
+        """Record what became of unfinished modules, and end the run; it restarts if there is another decision.
+
+        A process that was killed after that and resumes from an earlier state does not record it twice.
+        """
+        if self._store is None and not ending.changes:
+            return
+        store, decisions = self._require_open(), grower.decisions
+        finish = Cause.FINISH.name.lower()
+        transitions = store.events(LifecycleTransition)
+        if not any(event.cause == finish and event.iteration == decisions for event in transitions):
+            for change in ending.changes:
+                store.emit(_describe_change(change, grower, ending.contributions.get(change.slot, math.nan)))
+            if ending.changes:
+                store.record_scalars(decisions, {_ADDED: grower.model.added_parameters})
+            store.flush()
+        if not self._ended:
+            self._end_run(store, decisions)
+
+    def on_failure(self, grower: Grower, error: Exception) -> None:
+        """Record why training stops."""
+        store = self._require_open()
+        store.emit(RunFailed(iteration=grower.decisions, reason=str(error)))
+        store.flush()
+
+    def on_close(self, grower: Grower) -> None:
+        """End the run, and release its folder."""
+        if self._store is None:
+            return
+        if not self._ended:
+            self._end_run(self._store, grower.decisions)
+        self.release()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The run's id."""
+        return {_ID: self.id}
+
+    def release(self) -> None:
+        """Release the folder, for good: another recorder may write to it."""
+        self._store = None
+        self._released = True
+        self._resources.close()
+        _writers.pop(self.path, None)
+
+    def _require_open(self) -> RunStore:
+        if self._store is not None:
+            return self._store
+        if self._released:
+            raise RunError(f"this grower no longer writes to {self.path}: it was closed, or another one continued it")
+        raise RunError(
+            f"{self.path} already holds a run: continue it by load_state_dict with a grower state saved for it, or "
+            "give a new folder"
+        )
+
+    def _find_run(self, grower: Grower) -> tuple[str, int]:
+        """Id and decisions of the run in the folder, which must fit the grower; those of a new run if it is empty."""
+        new = secrets.token_hex(8), 0
+        store = self._directory.store
+        if not store.is_file() or not store.stat().st_size:
+            try:
+                if self.path.exists():
+                    self._directory.require_empty()
+            except OSError as error:
+                raise RunError(f"cannot write a run to {self.path} ({error.strerror}): give a new folder") from error
+            except RunError:
+                raise RunError(f"{self.path} is not empty and is not a run: give a new folder") from None
+            return new
+        with RunReader.open(store) as reader:
+            metadata, decisions = reader.metadata(), reader.last_iteration()
+        if not metadata:  # it was killed in its first moment
+            return new
+        if _ID not in metadata:
+            raise RunError(f"{self.path} holds a run that was not written by `{GROWER}`: give a new folder")
+        expected = self._describe_run(grower)
+        for key in _SAME:
+            if metadata.get(key) != expected[key]:
+                raise RunError(
+                    f"{self.path} has another run, with {key} {metadata.get(key)!r} instead of {expected[key]!r}: "
+                    "give a new folder"
+                )
+        return str(metadata[_ID]), decisions
+
+    def _open(self, grower: Grower) -> None:
+        """Take the folder from an earlier grower of this process, lock it, and start or continue the run."""
+        if self._store is None:
+            # An earlier grower of this process, as in a notebook, gives the folder up.
+            holder = _writers.get(self.path)
+            if holder is not None:
+                holder.release()
+            try:
+                self.path.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise RunError(f"cannot make the folder {self.path} ({error.strerror}): give another") from error
+            self._resources.enter_context(self._directory.locked(GROWER))
+            self.id, _ = self._find_run(grower)  # its former holder may have written
+            self._store = self._resources.enter_context(self._directory.open_store())
+            _writers[self.path] = self
+        # A run that ended with the saved decision stays finished until there is another one.
+        ends = [event.iteration for event in self._store.events(RunEnded)]
+        if grower.decisions in ends[-1:] and read_state(self._directory, self._store) is RunState.FINISHED:
+            self._ended = True
+        else:
+            self._start_run(grower, self._store, grower.decisions)
+        write_atomically(self._directory.config, json.dumps(self._config, indent=2))
+
+    def _start_run(self, grower: Grower, store: RunStore, decisions: int) -> None:
+        """Start the run, or continue it after that many decisions; records of later ones are deleted."""
+        store.rewind(decisions)
+        store.set_metadata(self._describe_run(grower))
+        platform = describe_platform({str(parameter.device) for parameter in grower.model.parameters()})
+        if not decisions and not store.newest(RunStarted.name):
+            store.emit(RunStarted(iteration=0, platform=platform, seed=grower.config.seed))
+        else:
+            store.emit(RunResumed(iteration=decisions, platform=platform))
+        store.flush()
+        self._recorder = DecisionRecorder(grower.engine, grower.network.blueprints, partial(_place, grower.engine))
+        # It continues with the verdicts of the last decision, which judged the stages after the one before it: the
+        # newest of each gate that is still ahead.
+        last_step = [step.stages for step in store.events(StepTaken) if step.iteration == decisions - 1]
+        for event in store.events(GateJudged) if last_step else ():
+            stage = Stage[last_step[0][event.slot].upper()]
+            if GATES.get(stage) == event.gate:
+                self._recorder.reasons[0, event.slot] = Reason[event.reason.upper()]
+                self._recorder.gated_stages[0, event.slot] = stage
+        self._started, self._ended = time.perf_counter(), False
+
+    def _end_run(self, store: RunStore, decisions: int) -> None:
+        store.emit(RunEnded(iteration=decisions, seconds=time.perf_counter() - self._started))
+        store.flush()
+        self._ended = True
+
+    def _describe_run(self, grower: Grower) -> dict[str, Any]:
+        """The run's metadata."""
+        horizon = grower.config.horizon
+        return {
+            "command": COMMAND,
+            "seed": grower.config.seed,
+            "environments": 1,
+            "slots": list(grower.model.slots),
+            "blueprints": grower.network.blueprints,
+            "host_parameters": grower.model.host_parameters,
+            _ID: self.id,
+            **{name: self._config[name] for name in ("host", "controller", "evidence")},
+            **({} if horizon is None else {"iterations": horizon, "steps": horizon}),
+        }
+
+
+def _close_silently(resources: ExitStack) -> None:
+    """Close what a collected recorder held; whoever could not write has had the error."""
+    with suppress(RunError):
+        resources.close()
+
+
+def _describe_change(change: Change, grower: Grower, contribution: float) -> LifecycleTransition:
+    """The event of a slot's change of stage, with the figures by which its module was kept or pruned."""
+    return LifecycleTransition(
+        **_place(grower.engine),
+        slot=list(grower.model.slots).index(change.slot),
+        before=change.before.name.lower(),
+        after=change.after.name.lower(),
+        blueprint=change.blueprint,
+        cause=change.cause.name.lower(),
+        reason=change.reason.name.lower(),
+        contribution=replace_unmeasured([float(contribution)])[0],
+        **({} if change.judgement is None else {name: getattr(change.judgement, name) for name in _FIGURES}),
+    )
+
+
+def _place(engine: GrowthEngine, _row: int = 0) -> NetworkStep:
+    """The first fields of an event of the newest decision; the first application of the engine is before it."""
+    number = int(engine.decisions[0]) - 1
+    return NetworkStep(iteration=number, episode=_EPISODE, environment=_ENVIRONMENT, step=number - 1)

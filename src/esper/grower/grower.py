@@ -22,7 +22,7 @@ from esper.engine.measurements import TrainingReport
 from esper.engine.promises import Promises
 from esper.errors import CheckpointError, ConfigError, DivergedError
 from esper.grower.backend import ModelBackend
-from esper.grower.callbacks import DecisionRecord, GrowerCallback, PrintDecisions
+from esper.grower.callbacks import GrowerCallback, PrintDecisions, RunRecorder
 from esper.grower.config import GrowerConfig, check_step, require_rules, require_same
 from esper.grower.controllers import (
     choose_controller,
@@ -46,7 +46,6 @@ from esper.grower.learning_check import LearningCheck, OptimizerCheck
 from esper.grower.network import GrowingNetwork, ModelSpec
 from esper.grower.promise_recorder import PromiseRecorder
 from esper.grower.refit import Counterfactual, ForkTrainer, require_loss
-from esper.grower.run_recorder import RunRecorder
 from esper.grower.scores import ConstraintSet, Scores
 from esper.grower.spending import Spending
 from esper.grower.state_dict import describe_structure, require_same_slots, require_structure
@@ -56,6 +55,7 @@ from esper.growth.followers import unwrap_optimizer
 from esper.growth.hooks import require_savable
 from esper.growth.look import Look
 from esper.growth.model import MODEL_ADVICE, OPTIMIZER_ADVICE, GrowingModel
+from esper.growth.tried import ModuleJudgement
 from esper.lifecycle.actions import Head, Op, make_wait_actions
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.transitions import Transitions, concatenate_transitions, finish_growth
@@ -204,6 +204,8 @@ class Grower:
         ]
         self.trials = TrialLog()
         """Every module that was planted, with its outcome, and the best candidate."""
+        self.figures: dict[str, ModuleJudgement] = {}
+        """By slot: what decided at the newest decision whether its module is kept, for whoever records it."""
         model.tried = ()
         self._timing, self._processes, self._gradients, self._promise_recorder = timing, processes, gradients, recorder
         self._learning, self._trained, self._snapshot = learning, trained, snapshot
@@ -304,7 +306,7 @@ class Grower:
         masks = self.engine.legal_actions(excluded)
 
         # Decide: prune what breaks a constraint, wait where growth is over, and otherwise leave it to the controller.
-        finished, before, evidence = self.finished, self.network.table, self.network.evidence
+        finished, before = self.finished, self.network.table
         actions, controller_state = make_wait_actions(1), self._controller_state
         judgement, rating = None, None
         if culprit.any():
@@ -364,24 +366,8 @@ class Grower:
         by = "constraint" if culprit.any() else self.controller.name
         self.trials.record(decision, by, self.model, rating, blueprints)
         self.model.tried = tuple(self.trials.modules)
-        measured_before = self.backend.metrics_before
-        record = DecisionRecord(
-            decision=decision,
-            train_loss=inputs.train_loss,
-            train_accuracy=inputs.train_accuracy,
-            value_before=math.nan if measured_before is None else self.scores.get_value(measured_before),
-            verdicts=result.verdicts,
-            changes=changes,
-            contributions=contributions,
-            judgements=judgements,
-            gradients=assessment.training.health,
-            evidence=evidence,
-            before=before,
-            after=result.table,
-            metric=self.scores.metric_spec(),
-            rent=self.config.rent * math.log1p(float(self.network.charge.added(result.table, result.table.owning)[0])),
-        )
-        self._notify(lambda callback: callback.on_decision(self, record))
+        self.figures = judgements
+        self._notify(lambda callback: callback.on_decision(self, decision))
         self._share_spending()
         return decision
 

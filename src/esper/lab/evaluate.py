@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, ClassVar, NamedTuple
@@ -26,13 +25,13 @@ from esper.lifecycle.actions import Head, Op
 from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import Stage
 from esper.numerics.random_streams import Stream, numpy_generator
+from esper.runs.events import LifecycleTransition
 from esper.runs.run_directory import RunDirectory
 from esper.serialization.checkpoints import Checkpoints
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import Split, Suite
 from esper.train.collect import create_greedy_controller
-from esper.train.episode_log import EpisodeLog, StageChange, stack_actions
 from esper.train.evaluation import (
     CohortTask,
     EvaluationConfig,
@@ -46,6 +45,7 @@ from esper.train.evaluation import (
     make_evaluation_config,
     split_into_cohorts,
 )
+from esper.train.recorder import EpisodeLog, stack_actions
 from esper.train.results import SPLITS, Result, SeedShapley, read_evaluation, read_json, select_split, write_results
 from esper.train.settings import TrainSettings
 from esper.train.workers import Workers
@@ -92,7 +92,7 @@ class EpisodeTimeline:
     """Number of committed parameters divided by the host's."""
     drift_step: int | None
     accuracy: tuple[float, ...]
-    changes: tuple[StageChange, ...]
+    changes: tuple[LifecycleTransition, ...]
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ def _describe_first_episode(family: str, split: Split, played: EvaluationResult)
 
 def write_behaviour(path: Path, behaviour: Behaviour) -> None:
     """Write the behaviour as JSON; raises RunError if that fails."""
-    write_atomically(path, json.dumps(asdict(behaviour), indent=1))
+    write_atomically(path, _FILE.dump_json(behaviour, indent=1, exclude_defaults=True).decode())
 
 
 def read_behaviour(path: Path) -> Behaviour:

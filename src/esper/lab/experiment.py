@@ -46,7 +46,6 @@ from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import Suite
 from esper.train.collect import check_start_policy
-from esper.train.episode_log import stack_actions
 from esper.train.evaluation import (
     EvaluationConfig,
     EvaluationResult,
@@ -56,6 +55,7 @@ from esper.train.evaluation import (
     make_evaluation_config,
 )
 from esper.train.iteration import Iteration, summarise_run
+from esper.train.recorder import stack_actions
 from esper.train.results import Arm, ArmResults, Result, cache_key, load_or_compute, read_arm
 from esper.train.settings import TrainSettings
 from esper.train.trainer import train_controller

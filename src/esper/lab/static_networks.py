@@ -24,11 +24,12 @@ from esper.population.execution import Execution
 from esper.population.parameters import SeedKind
 from esper.population.population import Fossils
 from esper.rl.episodes import FinalScore
+from esper.runs.events import LifecycleTransition
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import Suite
-from esper.train.episode_log import EpisodeLog, StageChange
 from esper.train.evaluation import COHORT, EvaluationConfig, EvaluationResult, make_result
+from esper.train.recorder import EpisodeLog, EpisodeRecorder
 from esper.train.results import Result
 from esper.train.workers import DeviceTask, Workers
 
@@ -91,7 +92,7 @@ class SlotHistory:
 def track_slots(log: EpisodeLog, suite: Suite, fossils: Sequence[Fossils] = ()) -> SlotHistory:
     """The contents of the slots in finished episodes, which started with these fossils or none."""
 
-    def first_step(change: StageChange) -> int:
+    def first_step(change: LifecycleTransition) -> int:
         # A rollback happens after the training of its decision, so the next training is the first without the seed.
         return change.step + (change.cause == _ROLLBACK)
 
@@ -214,12 +215,13 @@ def train_cohort(task: StaticTask) -> list[Result]:
     # A plateau would end an episode early, but every network must be trained to its own end.
     config = replace(task.config, conduct=task.config.conduct.model_copy(update={"plateau": None}))
     episodes = config.create_episodes(instances, suite=suite, fossils=fossils)
-    log, waiting = EpisodeLog(suite, instances), make_wait_actions(len(instances))
+    recorder, waiting = EpisodeRecorder(episodes), make_wait_actions(len(instances))
     finals: dict[int, FinalScore] = {}
     for decision in range(1, suite.steps + 1):
-        log.add(waiting, episodes.step(waiting))
+        recorder.record_step(waiting, episodes.step(waiting))
         if decision in ends:
             finals[decision] = episodes.final_score()
+    log = recorder.log
     slots = track_slots(log, suite, fossils)
     flops = training_flops(suite, Prices(suite), instances, slots, np.stack(log.running)).cumsum(0)
     hosts = episodes.population.host_parameters

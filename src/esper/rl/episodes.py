@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from esper.engine.config import EpisodeConfig
-from esper.engine.engine import Assessment, GrowthEngine, Situation
-from esper.engine.governor import Trouble
+from esper.engine.engine import GrowthEngine, Situation
+from esper.engine.governor import Intervention
 from esper.engine.measurements import Evaluation, TrainingReport
 from esper.engine.observation import Observation
 from esper.lifecycle.actions import Op, make_wait_actions
@@ -44,23 +44,6 @@ CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
-class NetworkRollback:
-    """One rollback of one network by the governor; losses in nats and accuracies on validation data."""
-
-    environment: int
-    trouble: str
-    """Name of a `Trouble`, in lower case."""
-    loss_before: float
-    accuracy_before: float
-    loss_after: float
-    accuracy_after: float
-    pruned: tuple[int, ...]
-    """Slots whose seeds are gone."""
-    ended: bool
-    """Whether the episode ended because the number of rollbacks exceeded the limit."""
-
-
-@dataclass(frozen=True)
 class StepResult:
     """The results of one decision."""
 
@@ -83,8 +66,8 @@ class StepResult:
     """After rollbacks."""
     potential: Floats
     """``[E]``: J of the network; of what was committed, in finished episodes."""
-    rollbacks: list[NetworkRollback]
-    """One record per network that was rolled back."""
+    intervention: Intervention
+    """What the governor did."""
     reward_inputs: RewardInputs
     """The inputs of reward modes for the step."""
 
@@ -246,7 +229,7 @@ class Episodes:
             training=assessment.training,
             evaluation=evaluation,
             potential=self.potential,
-            rollbacks=_list_rollbacks(assessment),
+            intervention=intervention,
             reward_inputs=inputs,
         )
 
@@ -321,25 +304,6 @@ class _InstanceArrays:
             np.array([instance.train_size for instance in instances], float),
             np.array([np.inf if instance.drift_step is None else instance.drift_step for instance in instances]),
         )
-
-
-def _list_rollbacks(assessment: Assessment) -> list[NetworkRollback]:
-    """One record per network that was rolled back."""
-    intervention = assessment.intervention
-    changes, before, after = intervention.transitions, assessment.before_rollback, assessment.evaluation
-    return [
-        NetworkRollback(
-            row,
-            Trouble(intervention.trouble[row]).name.lower(),
-            float(before.loss[row]),
-            float(before.accuracy[row]),
-            float(after.loss[row]),
-            float(after.accuracy[row]),
-            tuple(changes.slot[changes.env == row].tolist()),
-            bool(intervention.exhausted[row]),
-        )
-        for row in intervention.rows.nonzero()[0].tolist()
-    ]
 
 
 def _specify_network(suite: Suite, instance: Instance, fossils: Fossils = ()) -> NetworkSpec:

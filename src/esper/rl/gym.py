@@ -167,9 +167,7 @@ class Growth:
         effective, changed = canonicalise(np.asarray(actions), self.masks)
         result = self.episodes.step(effective.astype(np.int64))
         self._masks = self.episodes.legal_actions()
-        rolled_back = np.zeros(self.size, np.bool_)
-        rolled_back[[rollback.environment for rollback in result.rollbacks]] = True
-        return result, {"action": effective, "canonicalised": changed, "rolled_back": rolled_back}
+        return result, {"action": effective, "canonicalised": changed, "rolled_back": result.intervention.rows}
 
     def observe(self) -> Arrays:
         """The current observation, as returned by `make_observation_arrays`."""

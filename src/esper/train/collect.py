@@ -27,9 +27,8 @@ from esper.serialization.checkpoints import Checkpoints
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import Suite
-from esper.train.episode_log import EpisodeLog
 from esper.train.evaluation import make_evaluation_config
-from esper.train.event_recorder import EventRecorder
+from esper.train.recorder import EpisodeLog, EpisodeRecorder
 from esper.train.settings import TrainSettings
 from esper.train.workers import DeviceTask, Shared, explain_device_errors
 
@@ -140,16 +139,16 @@ def collect_rollout(task: ShardTask) -> ShardResult:
     episodes = config.with_promise(settings.promise).create_episodes(instances, rewards=rewards)
 
     # Events are recorded only on the run's own suite: readers could not name slots and blueprints of other suites.
-    recorder = None
+    recorder = EpisodeRecorder(episodes)
     if suite.name == settings.suite:
         number, telemetry = iteration + 1, settings.telemetry
         records_steps = telemetry.records_steps(number)
-        recorder = EventRecorder(
+        recorder = EpisodeRecorder(
             episodes,
             number,
+            events="steps" if records_steps else "changes",
             rewards=assign_rewards(name_rewards(settings.reward), settings.environments, group)[first : first + size],
             first_environment=first,
-            records_steps=records_steps,
             watched=telemetry.select_watched(settings.environments) if records_steps else (),
         )
 
@@ -171,13 +170,13 @@ def collect_rollout(task: ShardTask) -> ShardResult:
 
 
 def run_policy(
-    policy: Policy, advisor: LookRule | None, episodes: Episodes, noise: Tensor, recorder: EventRecorder | None
+    policy: Policy, advisor: LookRule | None, episodes: Episodes, noise: Tensor, recorder: EpisodeRecorder
 ) -> ShardResult:
     """Let the policy act, with uniform numbers ``noise [T, E, 8]``, until all episodes end."""
     device, state = policy.device, policy.initial_state(episodes.size)
     buffer = RolloutBuffer(len(noise), episodes.size, state.to(CPU))
-    log = EpisodeLog(episodes.suite, episodes.instances)
-    events = [] if recorder is None else encode_events(recorder.record_start())
+    stored = recorder.events != "log"
+    events = encode_events(recorder.record_start()) if stored else []
     for uniforms in noise.to(device, non_blocking=True):
         # Observe and decide. Networks are observed on the CPU, and the policy acts on its device.
         observation, legal = episodes.observe(), episodes.legal_actions()
@@ -185,17 +184,16 @@ def run_policy(
         masks = make_mask_tensors(legal, CPU)
         step = policy.act(observation.to(device), masks.to(device), state, uniforms).to_cpu()
         actions = step.actions.numpy()
-        if recorder is not None:
+        if stored:
             events += encode_events(recorder.record_observation(observation, step))
 
         # Train and measure, and keep what the update, the iteration's figures and the events need.
         result = episodes.step(actions)
         reward, running = torch.from_numpy(result.reward).float(), torch.from_numpy(result.running)
         buffer.add(observation, masks, step, reward, running)
-        log.add(actions, result)
-        if recorder is not None:
-            events += encode_events(recorder.record_step(actions, result, step))
+        happened = recorder.record_step(actions, result, step)
+        if stored:
+            events += encode_events(happened)
         state = step.state
-    log.finish(episodes)
     terminated = torch.ones(episodes.size, dtype=torch.bool)
-    return ShardResult(buffer.finish(terminated, torch.zeros(episodes.size)), log, events)
+    return ShardResult(buffer.finish(terminated, torch.zeros(episodes.size)), recorder.finish(), events)

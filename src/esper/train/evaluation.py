@@ -46,7 +46,7 @@ from esper.rl.rewards import RewardSettings
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import Suite
-from esper.train.episode_log import EpisodeLog
+from esper.train.recorder import EpisodeLog, EpisodeRecorder
 from esper.train.results import KeptPair, Result, SeedShapley, SeedValue, cache_key, read_cached, write_cached
 from esper.train.settings import TrainSettings
 from esper.train.workers import DeviceTask, Workers, explain_device_errors
@@ -238,7 +238,7 @@ def evaluate_cohort(task: CohortTask) -> list[EvaluationResult]:
     part_rows = [slice(end - len(part.instances), end) for part, end in zip(task.parts, ends, strict=True)]
 
     # All networks take their steps together; each controller decides for the rows of its part.
-    log = EpisodeLog(episodes.suite, instances)
+    recorder = EpisodeRecorder(episodes)
     states = [part.controller.start([instance.seed for instance in part.instances]) for part in task.parts]
     while not episodes.finished.all():
         observation, masks = episodes.observe(), episodes.legal_actions()
@@ -248,8 +248,8 @@ def evaluate_cohort(task: CohortTask) -> list[EvaluationResult]:
             action, states[index] = part.controller.act(part_observation, masks.rows(rows), states[index])
             actions.append(action)
         joint = np.concatenate(actions)
-        log.add(joint, episodes.step(joint))
-    log.finish(episodes)
+        recorder.record_step(joint, episodes.step(joint))
+    log = recorder.finish()
 
     # Score the committed networks on test data, which is used nowhere above.
     final = episodes.final_score()

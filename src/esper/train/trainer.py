@@ -43,7 +43,6 @@ from esper.train.collect import (
     load_start_policy,
 )
 from esper.train.evaluation import compute_mean_score, create_baselines, evaluate_controllers, make_evaluation_config
-from esper.train.event_recorder import describe_run, record_interactions
 from esper.train.iteration import (
     LEVELS,
     Iteration,
@@ -54,6 +53,7 @@ from esper.train.iteration import (
     summarise_iteration,
     summarise_run,
 )
+from esper.train.recorder import describe_run, record_interactions
 from esper.train.settings import TrainSettings
 from esper.train.workers import LOCAL, Workers, require_devices
 

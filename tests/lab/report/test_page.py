@@ -13,11 +13,10 @@ from esper.errors import RunError
 from esper.lab.evaluate import Behaviour, EpisodeTimeline, Plant, Usage, write_behaviour
 from esper.lab.figures.exhibit import Column, Figure, Files, Table
 from esper.lab.report import Report, Section, report_on, write_report
-from esper.runs.events import PPOUpdated, RolledBack, RunStarted
+from esper.runs.events import LifecycleTransition, PPOUpdated, RolledBack, RunStarted
 from esper.runs.metric import J_MEANING, SCORE_MEANING
 from esper.runs.run_directory import RunDirectory
 from esper.runs.store import RunStore
-from esper.train.episode_log import StageChange
 from esper.train.iteration import LEVELS
 from esper.train.results import KeptPair, Result, SeedShapley, SeedValue, write_results
 from esper.train.settings import TrainSettings
@@ -38,9 +37,25 @@ EPISODE = EpisodeTimeline(
     drift_step=5,
     accuracy=tuple(0.3 + 0.05 * step for step in range(10)),
     changes=(
-        StageChange(0, 1, 0, "dormant", "germinated", "token_mix", "germinate", "passed"),
-        StageChange(0, 2, 0, "germinated", "blending", "token_mix", "tick", "passed"),
-        StageChange(0, 6, 0, "blending", "fossilized", "token_mix", "fossilize", "passed"),
+        *(
+            LifecycleTransition(
+                iteration=0,
+                episode=0,
+                environment=0,
+                step=step,
+                slot=0,
+                before=before,
+                after=after,
+                blueprint="token_mix",
+                cause=cause,
+                reason="passed",
+            )
+            for step, before, after, cause in (
+                (1, "dormant", "germinated", "germinate"),
+                (2, "germinated", "blending", "tick"),
+                (6, "blending", "fossilized", "fossilize"),
+            )
+        ),
     ),
 )
 BEHAVIOUR = Behaviour(

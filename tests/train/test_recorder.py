@@ -29,7 +29,7 @@ from esper.runs.events import (
 from esper.tasks import registry
 from esper.tasks.registry import get_suite
 from esper.train.collect import ShardResult, ShardTask, collect_rollout, create_policy
-from esper.train.event_recorder import EventRecorder, record_interactions
+from esper.train.recorder import EpisodeRecorder, record_interactions
 from esper.train.results import KeptPair, SeedShapley, SeedValue
 from esper.train.settings import TrainSettings
 from esper.train.workers import Shared
@@ -258,11 +258,11 @@ def test_blends_are_recorded_as_they_are_computed() -> None:
     chosen = suite.sample(8, "train", np.random.default_rng(1))
     rules = Rules(operations=(Op.WAIT, Op.GERMINATE, Op.PRUNE), cooldown=(1, 1, 1), blends=tuple(Blend))
     episodes, controller = Episodes(suite, chosen, rules), Uniform()
-    recorder = EventRecorder(episodes, 0)
+    recorder = EpisodeRecorder(episodes, events="steps")
     state, blends = controller.start([one.seed for one in chosen]), Counter[str]()
     for _ in range(suite.steps):
         actions, state = controller.act(episodes.observe(), episodes.legal_actions(), state)
-        for event in recorder.record_step(actions, episodes.step(actions), None):
+        for event in recorder.record_step(actions, episodes.step(actions)):
             if isinstance(event, StepTaken) and event.op == "germinate":
                 assert event.slot is not None
                 assert event.blueprint is not None
