@@ -8,7 +8,7 @@ from torch import nn
 from transformers import Trainer, TrainingArguments
 
 import esper
-from esper.integrations.transformers import GrowerCallback
+from esper.integrations.transformers import TransformersGrower
 
 EPOCHS = 20
 
@@ -31,7 +31,7 @@ def fitted(model: nn.Module, parameters: object, *, grow: bool) -> nn.Module:
         trainer = Trainer(model, arguments, train_dataset=data, optimizers=(optimizer, None))
         if grow:
             held_out = sequences(128, seed=1)
-            trainer.add_callback(GrowerCallback(trainer, lambda model: score(model, held_out), horizon=EPOCHS))
+            trainer.add_callback(TransformersGrower(trainer, lambda model: score(model, held_out), horizon=EPOCHS))
         trainer.train()
     return model
 

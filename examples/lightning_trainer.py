@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 import esper
-from esper.integrations.lightning import GrowerCallback
+from esper.integrations.lightning import LightningGrower
 
 EPOCHS = 20
 train, validation, test = digits()
@@ -33,7 +33,7 @@ class Classifier(LightningModule):
         return torch.optim.AdamW(self.model.parameter_groups() if growing else self.model.parameters(), lr=3e-3)
 
 
-def fit(model: nn.Module, *callbacks: GrowerCallback) -> None:
+def fit(model: nn.Module, *callbacks: LightningGrower) -> None:
     """Train for `EPOCHS`."""
     trainer = Trainer(
         max_epochs=EPOCHS,
@@ -51,7 +51,7 @@ def fit(model: nn.Module, *callbacks: GrowerCallback) -> None:
 bare = small_network()
 fit(bare)
 model = esper.attach(small_network(), {"1": ["mlp"], "3": ["mlp"]}, example_input=train[:2][0])
-fit(model, GrowerCallback(lambda model: score(model, validation), controller="heuristic", horizon=EPOCHS))
+fit(model, LightningGrower(lambda model: score(model, validation), controller="heuristic", horizon=EPOCHS))
 
 print(model.summary())
 plain = model.finalize()

@@ -29,7 +29,6 @@ EXTRAS = (
 )
 
 NEEDS_AN_EXTRA = (
-    "esper.lab.sweep",
     "esper.train.ray_workers",
     "esper.integrations.lightning",
     "esper.integrations.transformers",

@@ -12,7 +12,6 @@ import esper
 from esper import extras
 from esper.cli import main
 from esper.commands import doctor
-from esper.dash.reporter import ProgressReporter
 from esper.growth.model import GrowingModel
 from esper.tasks.registry import FILE_SUITES, get_suite, suite_names
 from esper.tasks.suite import Source
@@ -82,7 +81,7 @@ class TestProblems:
     def test_a_device_that_fails_while_the_others_are_tested(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ):
-        def grow(device: str, progress: ProgressReporter) -> float:
+        def grow(device: str) -> float:
             if device.startswith("cuda"):
                 raise RuntimeError("no kernel image is available\nmore of that")
             return 1e-8

@@ -12,8 +12,8 @@ from typing import Any, get_args, get_type_hints
 import pytest
 
 from esper.cli import COMMANDS, Command, main
-from esper.commands.dash import command
 from esper.commands.options import find_interval
+from esper.commands.runs import serve_runs
 from esper.dash import app
 from esper.runs.run_directory import RUN_ADVICE, RunDirectory
 from esper.train.workers import Backend
@@ -73,7 +73,7 @@ def test_a_folder_that_is_not_there_yet_is_named(
         pass
 
     monkeypatch.setattr(app, "serve", serve_nothing)
-    command((tmp_path, tmp_path / "nope"))
+    serve_runs((tmp_path, tmp_path / "nope"))
     assert (
         capsys.readouterr().out == f"folder {tmp_path / 'nope'} does not exist yet: its runs will appear once it does\n"
     )

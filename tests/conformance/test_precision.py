@@ -134,7 +134,7 @@ class Module(lightning.LightningModule):
         return self._optimizer
 
 
-class LightningCallback(in_lightning.GrowerCallback):
+class LightningCallback(in_lightning.LightningGrower):
     """Leaves what is unfinished as it is."""
 
     def on_fit_end(self, *_: Any) -> None:
@@ -160,7 +160,7 @@ def train_in_lightning(training: Training, folder: Path) -> None:
     trainer.fit(Module(training), loader)
 
 
-class HuggingFaceCallback(in_transformers.GrowerCallback):
+class HuggingFaceCallback(in_transformers.TransformersGrower):
     """Leaves what is unfinished as it is."""
 
     def on_train_end(self, *_: Any, **__: Any) -> None:

@@ -74,7 +74,7 @@ class Module(lightning.LightningModule):
         return torch.optim.AdamW(self.model.parameter_groups(lr=RATE))
 
 
-class LightningCallback(in_lightning.GrowerCallback):
+class LightningCallback(in_lightning.LightningGrower):
     """Leaves what is unfinished as it is, as the plain loop does."""
 
     def on_fit_end(self, *_: Any) -> None:
@@ -135,7 +135,7 @@ class HuggingFaceTrainer(transformers.Trainer):
         return {**minibatch.inputs, "labels": minibatch.target}
 
 
-class HuggingFaceCallback(in_transformers.GrowerCallback):
+class HuggingFaceCallback(in_transformers.TransformersGrower):
     """Leaves what is unfinished as it is, as the plain loop does."""
 
     def on_train_end(self, *_: Any, **__: Any) -> None:

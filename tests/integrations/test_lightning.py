@@ -24,7 +24,7 @@ from ladders.small import WIDTH, Decoder, compute_loss, evaluate, tokens
 
 lightning = pytest.importorskip("lightning.pytorch")
 torchmetrics = pytest.importorskip("torchmetrics")
-from esper.integrations.lightning import GrowerCallback, LadderCallback  # noqa: E402
+from esper.integrations.lightning import LightningGrower, LightningLadder  # noqa: E402
 
 pytestmark = pytest.mark.landing
 
@@ -51,14 +51,16 @@ class Classifier(lightning.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
 
-def callback(kind: type[GrowerCallback] = GrowerCallback, evaluate: Any = validate, **options: Any) -> GrowerCallback:
+def callback(
+    kind: type[LightningGrower] = LightningGrower, evaluate: Any = validate, **options: Any
+) -> LightningGrower:
     return kind(evaluate, **{"controller": "all_at_start", "horizon": 2 * EPOCHS, **options})
 
 
 def fit(
     folder: Path,
     module: Classifier,
-    growth: GrowerCallback,
+    growth: LightningGrower,
     epochs: int,
     resume: Path | None = None,
     others: Sequence[Any] = (),
@@ -117,7 +119,7 @@ def test_a_frozen_host_stays_as_it_was_and_resumes(tmp_path: Path):
     assert torch.equal(whole.model.finalize()(points), whole.model(points))
 
 
-class Endless(GrowerCallback):
+class Endless(LightningGrower):
     """Leaves what is unfinished as it is."""
 
     def on_fit_end(self, *_: Any) -> None:
@@ -180,7 +182,7 @@ class Spoiled(Classifier):
 @pytest.mark.parametrize("measure", [validate, lambda model: validate(model)[0]], ids=["accuracy", "loss"])
 @pytest.mark.parametrize("way", ["loss", "weights", "rate"])
 def test_training_that_blows_up_is_undone(tmp_path: Path, way: str, measure: Any):
-    growth = GrowerCallback(measure, controller="all_at_start", horizon=20, classes=3)
+    growth = LightningGrower(measure, controller="all_at_start", horizon=20, classes=3)
     with contextlib.suppress(DivergedError):
         fit(tmp_path, Spoiled(way), growth, 20)
     assert growth.grower is not None
@@ -230,7 +232,7 @@ class Measured(Classifier):
 def test_forks_learn_without_a_line_of_the_users_and_nobody_else_notices(tmp_path: Path, accumulated: int):
     options: dict[str, Any] = {"accumulate_grad_batches": accumulated, "gradient_clip_val": None}
     modules: list[Measured] = []
-    growths: list[GrowerCallback] = []
+    growths: list[LightningGrower] = []
     for name, measure in (("switched off", validate), ("refit", esper.Refit(validate))):
         modules.append(Measured())
         growths.append(callback(Endless, measure, rules=HELD))
@@ -258,7 +260,7 @@ def test_decisions_come_every_so_many_steps(tmp_path: Path):
 
 
 def test_a_plateau_stops_the_trainer(tmp_path: Path):
-    growth = GrowerCallback(lambda _: (0.5, 0.5), controller="none", conduct=EpisodeConfig(plateau=2))
+    growth = LightningGrower(lambda _: (0.5, 0.5), controller="none", conduct=EpisodeConfig(plateau=2))
     trainer = fit(tmp_path, Classifier(), growth, 2 * EPOCHS)
     assert growth.grower is not None
     assert growth.grower.finished
@@ -361,7 +363,7 @@ def test_an_average_of_the_weights_grows_and_resumes_with_the_model(tmp_path: Pa
 def test_an_average_before_the_grower_is_refused(tmp_path: Path):
     module, growth = Classifier(), callback()
     trainer = lightning.Trainer(max_epochs=1, accelerator="cpu", logger=False, callbacks=[average(), growth])
-    with pytest.raises(ConfigError, match=r"^EMAWeightAveraging comes before GrowerCallback .*: put Growe"):
+    with pytest.raises(ConfigError, match=r"^EMAWeightAveraging comes before LightningGrower .*: put Growe"):
         trainer.fit(module, DataLoader(TensorDataset(*make_data()), batch_size=48))
 
 
@@ -426,7 +428,7 @@ FINETUNING = {
 @pytest.mark.parametrize("first", [True, False], ids=["before", "after"])
 @pytest.mark.parametrize("finetuning", FINETUNING.values(), ids=FINETUNING.keys())
 def test_a_fit_with_a_finetuning_callback_resumes_with_live_seeds(finetuning: Any, first: bool, tmp_path: Path):
-    def run(folder: str, module: Finetuned, epochs: int, resume: Path | None = None) -> tuple[GrowerCallback, Any]:
+    def run(folder: str, module: Finetuned, epochs: int, resume: Path | None = None) -> tuple[LightningGrower, Any]:
         growth, other = callback(Endless), finetuning()
         checkpoint = lightning.callbacks.ModelCheckpoint(
             dirpath=tmp_path / folder, filename="last", enable_version_counter=False
@@ -497,7 +499,7 @@ def climb(
 ) -> tuple[Any, Any]:
     """A ladder, five minibatches an epoch, with a checkpoint after each epoch; Lightning resumes data at an epoch."""
     torch.manual_seed(0)
-    ladder = LadderCallback(
+    ladder = LightningLadder(
         tokens(8), network="net", depths=[1, 2, 4], steps=20, folder=folder / "sizes", evaluate=evaluate
     )
     checkpoints = lightning.callbacks.ModelCheckpoint(
@@ -599,7 +601,7 @@ def test_a_module_without_the_network_or_with_several_optimizers_has_no_ladder(t
             return [torch.optim.SGD(self.parameters(), lr=1e-2) for _ in range(2)]
 
     def refuse(module: Any, message: str, **options: Any) -> None:
-        ladder = LadderCallback(tokens(8), depths=[1, 2], steps=10, folder=tmp_path, **options)
+        ladder = LightningLadder(tokens(8), depths=[1, 2], steps=10, folder=tmp_path, **options)
         trainer = lightning.Trainer(callbacks=[ladder], accelerator="cpu", logger=False, enable_progress_bar=False)
         with pytest.raises(ConfigError, match=message):
             trainer.fit(module, DataLoader(TensorDataset(tokens(40)), batch_size=8))

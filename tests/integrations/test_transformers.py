@@ -22,7 +22,7 @@ from factories import HELD, SLOTS, make_data, make_host, remembered
 
 pytest.importorskip("accelerate")
 transformers = pytest.importorskip("transformers")
-from esper.integrations.transformers import GrowerCallback, LadderCallback  # noqa: E402
+from esper.integrations.transformers import TransformersGrower, TransformersLadder  # noqa: E402
 
 pytestmark = pytest.mark.landing
 
@@ -82,11 +82,11 @@ def trainer_for(model: nn.Module, folder: Path, optimizer: Any = None, **argumen
 
 def prepared(
     folder: Path, *, seed: int = 0, frozen: bool = False, every: int | None = None, **arguments: Any
-) -> tuple[Any, GrowerCallback]:
+) -> tuple[Any, TransformersGrower]:
     model = classifier(seed, frozen=frozen)
     optimizer = torch.optim.AdamW(model.parameter_groups(lr=1e-2))
     trainer = trainer_for(model, folder, optimizer, **arguments)
-    growth = GrowerCallback(
+    growth = TransformersGrower(
         trainer, validate, every_n_steps=every, controller="all_at_start", horizon=2 * EPOCHS, classes=3
     )
     trainer.add_callback(growth)
@@ -147,7 +147,7 @@ def test_training_that_blows_up_is_undone(tmp_path: Path, way: str, measure: Any
         model, tmp_path, optimizer, num_train_epochs=20, lr_scheduler_type="constant", save_strategy="no"
     )
     trainer.add_callback(Spoil(model, way))
-    growth = GrowerCallback(trainer, measure, controller="all_at_start", horizon=20, classes=3)
+    growth = TransformersGrower(trainer, measure, controller="all_at_start", horizon=20, classes=3)
     trainer.add_callback(growth)
     with contextlib.suppress(DivergedError):
         trainer.train()
@@ -157,7 +157,7 @@ def test_training_that_blows_up_is_undone(tmp_path: Path, way: str, measure: Any
     assert not any(seed.fossilized for seed in model.seeds.values())
 
 
-class Endless(GrowerCallback):
+class Endless(TransformersGrower):
     """Leaves what is unfinished as it is."""
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
@@ -188,7 +188,7 @@ def test_a_plateau_stops_the_trainer(tmp_path: Path, logging_steps: int):
     trainer = trainer_for(
         model, tmp_path, torch.optim.AdamW(model.parameter_groups(lr=1e-2)), logging_steps=logging_steps
     )
-    growth = GrowerCallback(
+    growth = TransformersGrower(
         trainer, lambda _: (0.5, 0.5), controller="none", classes=3, conduct=EpisodeConfig(plateau=2)
     )
     trainer.add_callback(growth)
@@ -215,7 +215,7 @@ def test_decisions_are_logged_and_see_the_mean_loss(tmp_path: Path, caplog: pyte
 
 
 def test_a_tiny_gpt2_with_tied_weights_saves_and_resumes(tmp_path: Path):
-    def language_model(seed: int) -> tuple[Any, GrowerCallback]:
+    def language_model(seed: int) -> tuple[Any, TransformersGrower]:
         torch.manual_seed(seed)
         config = transformers.GPT2Config(vocab_size=17, n_positions=8, n_embd=16, n_layer=2, n_head=2)
         tokens = torch.randint(17, (32, 8), generator=torch.Generator().manual_seed(0))
@@ -238,7 +238,7 @@ def test_a_tiny_gpt2_with_tied_weights_saves_and_resumes(tmp_path: Path):
                 (logits.argmax(-1) == after).float().mean()
             )
 
-        growth = GrowerCallback(trainer, evaluate, controller="all_at_start", horizon=4)
+        growth = TransformersGrower(trainer, evaluate, controller="all_at_start", horizon=4)
         trainer.add_callback(growth)
         return trainer, growth
 
@@ -268,7 +268,9 @@ def gpt2_trainer(folder: Path, *, grow: bool, **arguments: Any) -> Any:
     rows = [{"input_ids": row, "labels": wanted, "name": "dropped"} for row, wanted in zip(tokens, labels, strict=True)]
     trainer.train_dataset = trainer.eval_dataset = rows
     if grow:
-        trainer.add_callback(GrowerCallback(trainer, lambda _: (1.0, 0.0), controller="none", horizon=20, classes=17))
+        trainer.add_callback(
+            TransformersGrower(trainer, lambda _: (1.0, 0.0), controller="none", horizon=20, classes=17)
+        )
     return trainer
 
 
@@ -300,7 +302,7 @@ def test_a_trainer_does_with_dormant_slots_what_it_does_with_the_host(tmp_path: 
 
 @pytest.mark.parametrize("accumulated", [1, 2])
 def test_forks_learn_without_a_line_of_the_users_and_nobody_else_notices(tmp_path: Path, accumulated: int):
-    def begun(evaluate: Any, folder: Path, seed: int = 0) -> tuple[Any, GrowerCallback]:
+    def begun(evaluate: Any, folder: Path, seed: int = 0) -> tuple[Any, TransformersGrower]:
         model = classifier(seed)
         trainer = trainer_for(
             model,
@@ -352,7 +354,7 @@ class Then(transformers.TrainerCallback):
         self.epochs[round(state.epoch)] = (describe_structure(model), logits.detach().clone())
 
 
-def evaluated(folder: Path, **arguments: Any) -> tuple[Any, GrowerCallback, Then]:
+def evaluated(folder: Path, **arguments: Any) -> tuple[Any, TransformersGrower, Then]:
     """The metric is best after epoch `BEST`, and the best model is loaded in the end."""
     trainer, growth = prepared(
         folder,
@@ -393,12 +395,12 @@ def test_a_trainer_that_stops_early_leaves_what_has_grown(tmp_path: Path):
 
 def test_what_cannot_grow_is_refused(tmp_path: Path):
     with pytest.raises(ConfigError, match="model is a Classifier"):
-        GrowerCallback(trainer_for(Classifier(0), tmp_path), validate)
+        TransformersGrower(trainer_for(Classifier(0), tmp_path), validate)
     model = classifier()
     with pytest.raises(ConfigError, match="optimizers="):
-        GrowerCallback(trainer_for(model, tmp_path), validate)
+        TransformersGrower(trainer_for(model, tmp_path), validate)
     with pytest.raises(SlotError, match="no parameter group for slot"):
-        GrowerCallback(trainer_for(model, tmp_path, torch.optim.AdamW(model.parameters())), validate, classes=3)
+        TransformersGrower(trainer_for(model, tmp_path, torch.optim.AdamW(model.parameters())), validate, classes=3)
 
 
 class CompiledBefore(transformers.Trainer):
@@ -424,7 +426,7 @@ def test_a_seed_that_no_gradient_reaches_is_warned_of_and_not_kept(tmp_path: Pat
     slots = {f"net.{name}": blueprints for name, blueprints in SLOTS.items()}
     model = esper.attach(network, slots, {"inputs": inputs[:2], "labels": labels[:2]})
     trainer = CompiledBefore(handle, model, tmp_path)
-    growth = GrowerCallback(trainer, validate, controller="all_at_start", horizon=2 * EPOCHS, classes=3)
+    growth = TransformersGrower(trainer, validate, controller="all_at_start", horizon=2 * EPOCHS, classes=3)
     trainer.add_callback(growth)
     with pytest.warns(UserWarning, match="no gradient has reached it"):
         trainer.train()
@@ -435,7 +437,7 @@ def test_a_grower_may_be_made_once_the_trainer_has_wrapped_its_optimizer(tmp_pat
     trainer, growth = prepared(tmp_path)
     trainer.train()
     assert trainer.optimizer is not growth.grower.optimizer
-    again = GrowerCallback(trainer, validate, controller="none", horizon=2)
+    again = TransformersGrower(trainer, validate, controller="none", horizon=2)
     assert again.grower.optimizer is growth.grower.optimizer
 
 
@@ -457,7 +459,7 @@ def climb(folder: Path, last: int | None = None, **settings: Any) -> Any:
     def validate_words(model: nn.Module) -> Tensor:
         return model(input_ids=WORDS, labels=WORDS).loss
 
-    callback = LadderCallback(trainer, depths=[1, 2, 4], steps=20, folder=folder / "sizes", evaluate=validate_words)
+    callback = TransformersLadder(trainer, depths=[1, 2, 4], steps=20, folder=folder / "sizes", evaluate=validate_words)
     trainer.add_callback(callback)
 
     class End(transformers.TrainerCallback):
@@ -527,7 +529,7 @@ def test_accumulated_gradients_are_in_the_plan_of_a_ladder(tmp_path: Path) -> No
 def test_a_trainer_that_a_ladder_cannot_steer_is_refused(tmp_path: Path) -> None:
     def refuse(trainer: Any, message: str) -> None:
         with pytest.raises(ConfigError, match=message):
-            LadderCallback(trainer, depths=[1, 2], steps=20, folder=tmp_path)
+            TransformersLadder(trainer, depths=[1, 2], steps=20, folder=tmp_path)
 
     trainer, _ = climb(tmp_path)
     refuse(trainer, "a schedule")

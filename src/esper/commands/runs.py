@@ -1,7 +1,8 @@
-"""`esper runs`."""
+"""`esper runs` and `esper dash`."""
 
 from __future__ import annotations
 
+import os
 import shlex
 from dataclasses import asdict
 from datetime import datetime
@@ -9,20 +10,24 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
+from annotated_types import Interval
 from rich.console import Console
 from rich.text import Text
 
 from esper.commands.options import RUNS
 from esper.dash.formats import measure
 from esper.dash.output import plain_table, print_json, print_line
-from esper.errors import escape_unprintable
+from esper.dash.run_view import RunFinder
+from esper.errors import ConfigError, escape_unprintable
+from esper.extras import describe_missing
 from esper.runs.run_directory import RunDirectory, RunState, list_runs
 
 MEGABYTE = 1e6
+PORT = 8765
 _STYLES = {RunState.RUNNING: "green", RunState.FAILED: "red", RunState.DAMAGED: "red", RunState.INTERRUPTED: "yellow"}
 
 
-def command(folder: Annotated[Path, tyro.conf.Positional] = RUNS, json: bool = False) -> None:
+def print_runs(folder: Annotated[Path, tyro.conf.Positional] = RUNS, json: bool = False) -> None:
     """List the runs in a folder, newest first.
 
     "value" is the latest metric on validation data: J for training runs; accuracy, loss or your own metric for growing
@@ -68,3 +73,31 @@ def command(folder: Annotated[Path, tyro.conf.Positional] = RUNS, json: bool = F
     for run in runs:
         if run.failure:
             print_line(console, escape_unprintable(run.failure))
+
+
+def serve_runs(
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional] = (RUNS,),
+    host: str = "127.0.0.1",
+    port: Annotated[int, Interval(ge=0, le=65_535)] = PORT,
+    token: str | None = None,
+    browser: bool = True,
+) -> None:
+    """Show runs in the browser, finished or in progress. The dashboard never changes a run.
+
+    Args:
+        runs: Run directories, or folders with runs. New runs appear automatically.
+        host: Address to serve on. An address that other machines can reach requires a token.
+        port: Port to serve on; 0: any free port.
+        token: Secret that the URL must contain (default: a random one where a token is required).
+        browser: Open the page in the browser.
+    """
+    # An extra, whose absence is an error of the user's and not of the program; the help needs none.
+    try:
+        from esper.dash.app import create_access, serve  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise ConfigError(describe_missing("ui", "`esper dash`", error.name)) from error
+    console = Console()
+    for place in runs:
+        if not os.path.exists(place):  # unlike Path.exists, it takes names that no file can have
+            print_line(console, f"folder {place} does not exist yet: its runs will appear once it does")
+    serve(RunFinder(runs), create_access(host, token), port, browser, lambda line: print_line(console, line))

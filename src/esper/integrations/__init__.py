@@ -1,1 +1,64 @@
-"""Other libraries on growth: what needs an optional extra. Nothing else in Esper imports it."""
+"""Other libraries on growth, each of an extra, and what their callbacks share: decisions, and the loss between them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from esper.grower import Grower
+
+
+def step_grower(
+    grower: Grower, losses: MeanLoss, log_metrics: Callable[[dict[str, float]], Any], log: logging.Logger
+) -> bool:
+    """Take a decision on the mean loss and log it; returns whether training should stop.
+
+    Logged are the operation (an `esper.lifecycle.actions.Op`), the measurements, and the model's growth.
+    """
+    decision = grower.step(train_loss=losses.pop())
+    log.info("%s", decision)
+    seeds = grower.model.seeds.values()
+    fossils = sum(seed.fossilized for seed in seeds)
+    log_metrics(
+        {
+            **({f"growth/{decision.metric}": decision.value} if decision.metric else {}),
+            "growth/op": float(decision.op),
+            "growth/loss": decision.loss,
+            "growth/score": decision.score,
+            "growth/live": float(len(seeds) - fossils),
+            "growth/fossils": float(fossils),
+            "growth/added_parameters": float(grower.model.added_parameters),
+            **{f"growth/contribution/{slot}": value for slot, value in decision.contributions.items()},
+        }
+    )
+    return decision.finished
+
+
+class MeanLoss:
+    """The mean of the losses since the last `pop`; its state can be saved."""
+
+    def __init__(self) -> None:
+        self._sum: float | Tensor = 0.0
+        self._count = 0
+
+    def add(self, loss: float | Tensor, count: int = 1) -> None:
+        """Add the mean loss of ``count`` minibatches. A tensor is not synchronised with its device."""
+        self._sum = self._sum + loss * count
+        self._count += count
+
+    def pop(self) -> float:
+        """Return the mean, and reset it."""
+        mean = float(self._sum) / self._count
+        self._sum, self._count = 0.0, 0
+        return mean
+
+    def state_dict(self) -> dict[str, Any]:
+        """The sum and the count, as plain values."""
+        return {"sum": float(self._sum), "count": self._count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self._sum, self._count = state["sum"], state["count"]

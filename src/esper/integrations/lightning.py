@@ -23,7 +23,7 @@ from esper.grower.state_dict import KEY, GrowthInStateDict
 from esper.growth.example_input import Arguments
 from esper.growth.followers import SLOT_KEY, unwrap_optimizer
 from esper.growth.model import GrowingModel
-from esper.integrations.trainer_callback import MeanLoss, step_grower
+from esper.integrations import MeanLoss, step_grower
 from esper.ladders.plan import make_plan
 from esper.ladders.training import Evaluate as EvaluateRung
 from esper.ladders.training import LadderTraining
@@ -39,7 +39,7 @@ except ModuleNotFoundError as error:
 _log = logging.getLogger(__name__)
 
 
-class GrowerCallback(Callback):
+class LightningGrower(Callback):
     """Grows a `GrowingModel` inside a LightningModule.
 
     ```python
@@ -52,7 +52,7 @@ class GrowerCallback(Callback):
             return torch.optim.AdamW(self.model.parameter_groups(lr=1e-3))
 
 
-    trainer = Trainer(callbacks=[GrowerCallback(evaluate=validate, controller="heuristic", horizon=30)], max_epochs=30)
+    trainer = Trainer(callbacks=[LightningGrower(evaluate=validate, controller="heuristic", horizon=30)], max_epochs=30)
     ```
 
     It makes a decision after the last minibatch of each epoch, before validation and checkpoints, or every
@@ -182,7 +182,7 @@ class GrowerCallback(Callback):
         trainer.should_stop |= step_grower(self.grower, self._losses, log_metrics, _log)
 
 
-class LadderCallback(Callback):
+class LightningLadder(Callback):
     """Trains models of several sizes in one training of a LightningModule, like `esper.ladder`.
 
     ```python
@@ -195,7 +195,7 @@ class LadderCallback(Callback):
             return torch.optim.AdamW(self.parameters(), lr=1e-3)
 
 
-    ladder = LadderCallback(tokens[:8], depths=[1, 2, 4], steps=1000, folder="sizes")
+    ladder = LightningLadder(tokens[:8], depths=[1, 2, 4], steps=1000, folder="sizes")
     Trainer(callbacks=[ladder], max_epochs=-1).fit(Language(), loader)
     ```
 
@@ -247,7 +247,7 @@ class LadderCallback(Callback):
         except AttributeError as error:
             raise ConfigError(
                 f"{type(pl_module).__name__} has no module {self._network!r}: name the attribute with the network, as "
-                "in LadderCallback(..., network='net')"
+                "in LightningLadder(..., network='net')"
             ) from error
         plan = make_plan(network, self._example, float(trainer.accumulate_grad_batches), **self._options)
         training = LadderTraining(network, plan, self._example, self._folder, self._evaluate, keep=len(plan.rungs))
@@ -324,7 +324,7 @@ def _find_model(module: LightningModule) -> GrowingModel:
     growing = [part for part in module.modules() if isinstance(part, GrowingModel)]
     if len(growing) != 1:
         raise ConfigError(
-            f"{type(module).__name__} holds {len(growing)} growing models, but GrowerCallback needs exactly one: "
+            f"{type(module).__name__} holds {len(growing)} growing models, but LightningGrower needs exactly one: "
             "make it in __init__ with esper.attach"
         )
     return growing[0]
@@ -347,8 +347,8 @@ def _mirror_averages(trainer: Trainer, model: GrowingModel) -> None:
             )
         if not any(name.endswith(KEY) for name in average.state_dict()):
             raise ConfigError(
-                f"{type(callback).__name__} comes before GrowerCallback in the trainer's callbacks, so its checkpoints "
-                "would lack the seeds: put GrowerCallback first"
+                f"{type(callback).__name__} comes before LightningGrower in the trainer's callbacks, so its "
+                "checkpoints would lack the seeds: put LightningGrower first"
             )
         model.mirror(average)
 
@@ -356,7 +356,7 @@ def _mirror_averages(trainer: Trainer, model: GrowingModel) -> None:
 def _get_loss(outputs: Tensor | Mapping[str, Any] | None) -> Tensor:
     loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
     if not isinstance(loss, Tensor):
-        raise ConfigError("training_step returned no loss: GrowerCallback needs Lightning's automatic optimization")
+        raise ConfigError("training_step returned no loss: LightningGrower needs Lightning's automatic optimization")
     return loss
 
 

@@ -24,7 +24,7 @@ from esper.grower.state_dict import GrowthInStateDict
 from esper.growth.example_input import Arguments
 from esper.growth.followers import unwrap_optimizer
 from esper.growth.model import GrowingModel
-from esper.integrations.trainer_callback import MeanLoss, step_grower
+from esper.integrations import MeanLoss, step_grower
 from esper.ladders.plan import make_plan
 from esper.ladders.training import Evaluate as EvaluateRung
 from esper.ladders.training import LadderTraining
@@ -43,14 +43,14 @@ _SCHEDULE = ("lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "warmup
 """Arguments of a Trainer that describe a learning-rate schedule."""
 
 
-class GrowerCallback(TrainerCallback):
+class TransformersGrower(TrainerCallback):
     """Grows the `GrowingModel` of a Trainer.
 
     ```python
     model = esper.attach(net, {"layer2": "auto"}, example_input={"inputs": images[:2]})
     optimizer = torch.optim.AdamW(model.parameter_groups(lr=1e-3))
     trainer = Trainer(model, TrainingArguments("out"), train_dataset=train, optimizers=(optimizer, None))
-    trainer.add_callback(GrowerCallback(trainer, evaluate=validate, controller="heuristic", horizon=30))
+    trainer.add_callback(TransformersGrower(trainer, evaluate=validate, controller="heuristic", horizon=30))
     trainer.train()
     ```
 
@@ -142,13 +142,13 @@ class GrowerCallback(TrainerCallback):
         control.should_training_stop |= step_grower(self.grower, self._losses, self._trainer.log, _log)
 
 
-class LadderCallback(TrainerCallback):
+class TransformersLadder(TrainerCallback):
     """Trains models of several sizes in one training of a Trainer, like `esper.ladder`.
 
     ```python
     model = GPT2LMHeadModel(GPT2Config(n_layer=1))
     trainer = Trainer(model, TrainingArguments("out", learning_rate=1e-3), train_dataset=train)
-    trainer.add_callback(LadderCallback(trainer, depths=[1, 2, 4], steps=1000, folder="sizes"))
+    trainer.add_callback(TransformersLadder(trainer, depths=[1, 2, 4], steps=1000, folder="sizes"))
     trainer.train()
     ```
 
