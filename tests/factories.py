@@ -1,7 +1,7 @@
 """What tests grow: hosts and models by name, data, seeds and fossils, and a training loop."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -531,3 +531,12 @@ class Loop:
             "scheduler": self.scheduler.state_dict(),
             "grower": self.grower.state_dict(),
         }
+
+
+def iterate_arrays(struct: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every array of nested named tuples, with a dotted name such as ``masks.slot``."""
+    for name, part in struct._asdict().items():
+        if isinstance(part, tuple):
+            yield from iterate_arrays(part, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", part

@@ -89,7 +89,7 @@ def collect(policy: Policy, probe: Probe, greedy: bool = False) -> Rollout:
     """Play one rollout to its end."""
     probe.reset()
     state = policy.initial_state(probe.environments)
-    buffer = RolloutBuffer(probe.steps, probe.environments, state)
+    buffer = RolloutBuffer(state)
     for t in range(probe.steps):
         observation, masks = probe.observe(t), probe.masks(t)
         noise = None if greedy else torch.rand(probe.environments, len(Head), generator=probe.random)

@@ -138,7 +138,7 @@ def every_choice(policy: Policy) -> Rollout:
     masks, state = only_ops(len(ops), *ops), policy.initial_state(len(ops))
     for part in (masks.slot, masks.blueprint, masks.blend, masks.tempo, masks.alpha_target):
         part[..., 1:] = False
-    buffer = RolloutBuffer(1, len(ops), state)
+    buffer = RolloutBuffer(state)
     seen = Observation(*(torch.ones_like(part) for part in blank_observation(len(ops))))
     step = policy.act(seen, masks, state)
     actions = torch.zeros_like(step.actions)

@@ -282,7 +282,7 @@ def steady_income(student: PPO, cut: bool) -> Rollout:
     """Five steps of an endless life that pays 1 at each, as a cut episode or, wrongly, as a finished one."""
     steps = 5
     state = student.policy.initial_state(ENVIRONMENTS)
-    buffer = RolloutBuffer(steps, ENVIRONMENTS, state)
+    buffer = RolloutBuffer(state)
     noise = torch.rand(steps, ENVIRONMENTS, len(Head), generator=torch.Generator().manual_seed(0))
     seen, masks = blank_observation(ENVIRONMENTS), free_masks(ENVIRONMENTS)
     for t in range(steps):

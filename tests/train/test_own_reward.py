@@ -14,8 +14,9 @@ from esper.rl import ENVIRONMENT as GROWTH
 from esper.rl.rewards import MODES, RewardInputs, RewardSettings, register_reward
 from esper.runs.reader import RunReader
 from esper.runs.run_directory import RunDirectory
+from esper.serialization.state_files import strip_prefix
 from esper.tasks.registry import get_suite
-from esper.train.iteration import Iteration
+from esper.train.iteration import BY_REWARD, Iteration
 from train.runs import ENVIRONMENT, TINY, short_suite, started, tiny
 
 CODE = """
@@ -65,7 +66,7 @@ def test_one_function_is_all_that_a_reward_needs(tmp_path: Path, monkeypatch: py
             trainer.train(iterations.append)
         steps = get_suite("short").steps
         (iteration,) = iterations
-        assert 0.25 * steps / 2 < iteration.update["return_mean"] < 0.5 * steps, "mean of what is still to come"
+        assert 0.25 * steps / 2 < iteration.figures["ppo/return_mean"] < 0.5 * steps, "mean of what is still to come"
         with pytest.raises(ConfigError, match="unknown reward mode 'toyy', did you mean 'toy'.*outcome,.*, toy;"):
             tiny("reward=toyy")
 
@@ -116,7 +117,7 @@ def test_the_reward_of_every_network_is_on_record(tmp_path: Path, mix: str) -> N
         means = {name: fmean(j for _, one, j in rows if one == name) for name in names}
         series = {name: reader.series(f"objective_by_reward/{name}") for name in names}
         if len(names) > 1:
-            assert iterations[0].objective_by_reward == pytest.approx(means)
+            assert strip_prefix(BY_REWARD, iterations[0].figures) == pytest.approx(means)
             assert series == {name: [(1, pytest.approx(mean))] for name, mean in means.items()}
         else:
             assert not any(series.values())

@@ -15,7 +15,6 @@ from esper.lab.evaluate import load_policy
 from esper.lab.static_networks import StaticNetwork, StaticTask, train_cohort
 from esper.lifecycle.actions import Blend
 from esper.lifecycle.rules import Rules
-from esper.numerics.arrays import iterate_arrays
 from esper.numerics.devices import list_devices, require_device
 from esper.population.execution import Execution, Parameters
 from esper.population.parameters import SeedKind
@@ -42,6 +41,7 @@ from esper.train.evaluation import (
 from esper.train.recorder import EpisodeRecorder
 from esper.train.settings import TrainSettings
 from esper.train.workers import Backend, Shared, require_devices
+from factories import iterate_arrays
 from rl.far_away import FAR, FarAway
 from train.runs import ENVIRONMENT, ignore, short_suite, started, tiny
 from train.worker_tasks import Placed, find_lent_gpu

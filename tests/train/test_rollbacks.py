@@ -136,7 +136,7 @@ def test_minibatches_are_recorded_in_the_iterations_after_an_anomaly(tmp_path: P
 @pytest.mark.landing
 def test_a_healthy_run_records_no_minibatches(tmp_path: Path) -> None:
     iterations = train(tmp_path / "run", "ppo.target_kl=1000", "ppo.learning_rate=1e-6", "iterations=2")
-    assert [iteration.minibatches for iteration in iterations] == [(), ()]
+    assert [iteration.minibatches for iteration in iterations] == [[], []]
 
 
 @pytest.mark.landing
@@ -145,7 +145,7 @@ def test_an_update_that_did_harm_is_undone_and_the_rate_halved(tmp_path: Path) -
     with started(tmp_path / "run", tiny(*overrides)) as trainer:
         before = trainer.learner.state_tensors()
         rates: list[tuple[float, bool]] = []
-        trainer.train(lambda done: rates.append((done.update["rate_scale"], done.update["skipped"])))
+        trainer.train(lambda done: rates.append((done.figures["ppo/rate_scale"], done.figures["ppo/skipped"])))
         after = trainer.learner.state_tensors()
     assert rates == [(1.0, True), (SKIPPED_RATE, True)]
     assert all(torch.equal(before[name], after[name]) for name in before)
@@ -158,7 +158,7 @@ def test_the_rate_stays_halved_when_a_run_is_resumed(tmp_path: Path) -> None:
     rates: list[float] = []
 
     def note(iteration: Iteration) -> None:
-        rates.append(iteration.update["rate_scale"])
+        rates.append(iteration.figures["ppo/rate_scale"])
         if iteration.number == 1 and len(rates) == 1:
             raise KeyboardInterrupt
 
@@ -176,7 +176,7 @@ def test_anomalies_that_are_no_harm_of_the_update_undo_nothing(tmp_path: Path) -
     overrides = ("ppo.target_kl=1000", "ppo.on_anomaly=skip", "ppo.learning_rate=1e-6", "iterations=1")
     (iteration,) = train(tmp_path / "run", *overrides)
     assert not any(alarm.anomaly.harms for alarm in iteration.anomalies)
-    assert not iteration.update["skipped"]
+    assert not iteration.figures["ppo/skipped"]
     assert iteration.response == "record"
 
 

@@ -22,7 +22,8 @@ from esper.dash.formats import duration, percent, score
 from esper.dash.output import LABEL_STYLE, POLICY, POLICY_STYLE, print_line, score_table, sparkline
 from esper.dash.reporter import report_progress
 from esper.rl.diagnostics import Alarm
-from esper.train.iteration import Iteration
+from esper.serialization.state_files import strip_prefix
+from esper.train.iteration import BY_FAMILY, KEPT, OPERATIONS, UPDATE, Iteration
 
 SMOOTHING = 5
 """Iterations over which J is averaged, in terminal, report and figures."""
@@ -68,7 +69,7 @@ class TrainingProgress:
 
     def __post_init__(self) -> None:
         self._start = self._last_end = self.clock()
-        self._paces: deque[tuple[int, float]] = deque(maxlen=PACE_WINDOW)
+        self._paces: deque[tuple[float, float]] = deque(maxlen=PACE_WINDOW)
         self.done = max(self.done, len(self.objectives))
 
     def add(self, iteration: Iteration) -> None:
@@ -76,10 +77,11 @@ class TrainingProgress:
         self.latest = iteration
         self.done = iteration.number
         self._last_end = self.clock()
-        self._paces.append((iteration.environment_steps, iteration.seconds))
-        self.objectives.append(iteration.objective)
-        if iteration.probe_score is not None:
-            self.probe = (iteration.number, iteration.probe_score)
+        figures = iteration.figures
+        self._paces.append((figures["environment_steps"], figures["seconds"]))
+        self.objectives.append(figures["objective"])
+        if "probe_score" in figures:
+            self.probe = (iteration.number, figures["probe_score"])
         for alarm in iteration.anomalies:
             self.last_seen[alarm.label] = iteration.number, alarm
 
@@ -137,7 +139,7 @@ class LineView:
         self._progress.add(iteration)
         self._reporter.update(iteration.number)
         # A line every few iterations, at measurements, and at the run's beginning and end.
-        due = iteration.number % self._every == 0 or iteration.probe_score is not None
+        due = iteration.number % self._every == 0 or "probe_score" in iteration.figures
         if due or iteration.number in (1, iteration.total):
             print_line(self._console, _describe_iteration(self._progress, iteration))
         for alarm in iteration.anomalies:
@@ -183,23 +185,23 @@ def rank_scores(baselines: Mapping[str, float], policy: float | None) -> list[tu
 
 
 def _describe_iteration(progress: TrainingProgress, iteration: Iteration) -> str:
-    update = iteration.update
+    figures = iteration.figures
     parts = [
         f"iteration {iteration.number}/{iteration.total}",
-        f"J {score(iteration.objective)}",
-        f"accuracy {score(iteration.accuracy)}",
-        f"added {iteration.added:.2f}",
-        f"entropy {update['entropy']:.2f}",
-        f"KL {update['kl']:.3f}",
+        f"J {score(figures['objective'])}",
+        f"accuracy {score(figures['accuracy'])}",
+        f"added {figures['added']:.2f}",
+        f"entropy {figures['ppo/entropy']:.2f}",
+        f"KL {figures['ppo/kl']:.3f}",
         f"{progress.steps_per_second or 0:.0f} steps/s",
         f"{duration(progress.left or 0)} left",
     ]
-    if iteration.rollbacks:
-        parts.append(f"{iteration.rollbacks} rolled back")
-    if iteration.probe_score is not None:
+    if figures["rollbacks"]:
+        parts.append(f"{figures['rollbacks']:.0f} rolled back")
+    if "probe_score" in figures:
         best = rank_scores(progress.levels, None)[:1]
         comparison = "".join(f" (best baseline {name} {score(level)})" for name, level in best)
-        parts.insert(1, f"greedy policy {score(iteration.probe_score)}{comparison}")
+        parts.insert(1, f"greedy policy {score(figures['probe_score'])}{comparison}")
     return ", ".join(parts)
 
 
@@ -245,19 +247,20 @@ class TrainingPanel:
 def _draw_details(progress: TrainingProgress, latest: Iteration, width: int) -> RenderableType:
     """What the networks did and how the policy learns: in two columns, or in as few lines as possible."""
     curve = moving_average(progress.objectives)
-    operations = [(name, percent(share)) for name, share in latest.operations.items() if share]
+    figures = latest.figures
+    operations = [(name, percent(share)) for name, share in strip_prefix(OPERATIONS, figures).items() if share]
     growth: list[Row] = [
         (
             "J, exploring",
             Text.assemble(f"{score(curve[-1])} (mean of {SMOOTHING})  ", (sparkline(curve, SPARKS), POLICY_STYLE)),
         ),
-        ("accuracy", score(latest.accuracy)),
-        ("growth", f"{percent(latest.added)} of the host's parameters"),
-        ("seeds kept", _draw_pairs((site, percent(share)) for site, share in latest.kept.items())),
+        ("accuracy", score(figures["accuracy"])),
+        ("growth", f"{percent(figures['added'])} of the host's parameters"),
+        ("seeds kept", _draw_pairs((site, percent(share)) for site, share in strip_prefix(KEPT, figures).items())),
         ("operations", _draw_pairs(operations)),
-        ("J by family", _draw_pairs((name, f"{value:.2f}") for name, value in latest.objective_by_family.items())),
+        ("J by family", _draw_pairs((name, f"{j:.2f}") for name, j in strip_prefix(BY_FAMILY, figures).items())),
     ]
-    update = latest.update
+    update = strip_prefix(UPDATE, figures)
     health = [
         ("entropy", f"{update['entropy']:.2f}"),
         ("KL", f"{update['kl']:.4f}{', ended early' if update['stopped_early'] else ''}"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeAlias, TypeVar, cast
 
@@ -51,12 +51,3 @@ def replace_where(places: Bools, older: Struct, newer: Struct) -> Struct:
         return np.where(places.reshape(*places.shape, *[1] * (old.ndim - places.ndim)), new, old)
 
     return merge_arrays(choose, [older, newer])
-
-
-def iterate_arrays(struct: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every array of nested named tuples, with a dotted name such as ``masks.slot``."""
-    for name, part in struct._asdict().items():
-        if isinstance(part, tuple):
-            yield from iterate_arrays(part, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", part

@@ -10,16 +10,10 @@ from torch import Tensor
 
 from esper.control.policy import PolicyState, PolicyStep
 from esper.engine.observation import MaskTensors, Observation
-from esper.errors import EsperError, plural
-from esper.lifecycle.actions import Head
-from esper.numerics.arrays import iterate_arrays, map_arrays, merge_arrays
+from esper.numerics.arrays import map_arrays, merge_arrays
 
 SMALLEST = 1e-8
 """Added to deviations and variances that are divided by."""
-
-
-class RolloutError(EsperError):
-    """Data of another shape, type or length than the rollout's."""
 
 
 class Rollout(NamedTuple):
@@ -122,10 +116,10 @@ def concatenate_by_shape(rollouts: Sequence[Rollout]) -> list[Rollout]:
     return [concatenate_rollouts(group) for group in groups.values()]
 
 
-class _StoredStep(NamedTuple):
+class _Step(NamedTuple):
     """One step of a rollout, ``[E, ...]``; its fields are the first ones of `Rollout`."""
 
-    observation: Observation
+    observations: Observation
     masks: MaskTensors
     actions: Tensor
     chosen_log_prob: Tensor
@@ -135,18 +129,12 @@ class _StoredStep(NamedTuple):
 
 
 class RolloutBuffer:
-    """Collects a rollout step by step and rejects tensors that do not fit."""
+    """Collects a rollout step by step."""
 
-    def __init__(self, steps: int, environments: int, state: PolicyState) -> None:
-        """A buffer for ``steps`` steps of ``environments`` environments, from the policy's memory ``state``."""
-        self._steps = steps
-        self._environments = environments
+    def __init__(self, state: PolicyState) -> None:
+        """An empty buffer; ``state`` is the policy's memory before the first step, ``[1, E, H]``."""
         self._state = state
-        self._stored: list[_StoredStep] = []
-        _require(state.output.shape[1] == environments, "state", f"{state.output.shape[1]} environments", environments)
-
-    def __len__(self) -> int:
-        return len(self._stored)
+        self._steps: list[_Step] = []
 
     def add(
         self, observation: Observation, masks: MaskTensors, step: PolicyStep, reward: Tensor, running: Tensor
@@ -155,28 +143,8 @@ class RolloutBuffer:
 
         ``running``, bool ``[E]``, is False where the episode had ended before this step.
         """
-        if len(self._stored) == self._steps:
-            raise RolloutError(f"the rollout is full after {plural(self._steps, 'step')}: finish it and start another")
-        # Shapes and types of what the policy and the environment returned.
-        stored = _StoredStep(observation, masks, step.actions, step.chosen_log_prob, step.value, reward, running)
-        scalars, per_head = (self._environments,), (self._environments, len(Head))
-        for name, shape, dtype in (
-            ("actions", per_head, torch.int64),
-            ("chosen_log_prob", per_head, torch.float32),
-            ("value", scalars, torch.float32),
-            ("reward", scalars, torch.float32),
-            ("running", scalars, torch.bool),
-        ):
-            tensor = getattr(stored, name)
-            _require(tensor.shape == shape, name, tuple(tensor.shape), shape)
-            _require(tensor.dtype == dtype, name, tensor.dtype, dtype)
-        # All steps are like the first one.
-        first_stored = self._stored[0] if self._stored else stored
-        for (name, tensor), (_, first) in zip(iterate_arrays(stored), iterate_arrays(first_stored), strict=True):
-            _require(tensor.shape[:1] == scalars, name, tuple(tensor.shape), (*scalars, "..."))
-            _require(tensor.shape == first.shape, name, tuple(tensor.shape), tuple(first.shape))
-            _require(tensor.dtype == first.dtype, name, tensor.dtype, first.dtype)
-        self._stored.append(map_arrays(Tensor.detach, stored))
+        stored = _Step(observation, masks, step.actions, step.chosen_log_prob, step.value, reward, running)
+        self._steps.append(map_arrays(Tensor.detach, stored))
 
     def finish(self, terminated: Tensor, final_value: Tensor) -> Rollout:
         """The rollout, without a no-growth baseline.
@@ -184,18 +152,10 @@ class RolloutBuffer:
         ``final_value [E]`` is used where ``terminated``, bool ``[E]``, is False. An episode that ended before the last
         step has terminated.
         """
-        _require(len(self._stored) == self._steps, "rollout", f"{len(self._stored)} steps", f"{self._steps} steps")
-        for name, tensor in (("terminated", terminated), ("final_value", final_value)):
-            _require(tensor.shape == (self._environments,), name, tuple(tensor.shape), (self._environments,))
         return Rollout(
-            *merge_arrays(torch.stack, self._stored),
+            *merge_arrays(torch.stack, self._steps),
             # Nothing follows a terminated episode; a cut one goes on, worth what the policy expects of it.
             final_value=final_value.masked_fill(terminated, 0.0),
             state=self._state,
-            control_variate=torch.zeros(self._steps, self._environments, device=final_value.device),
+            control_variate=torch.zeros(len(self._steps), len(final_value), device=final_value.device),
         )
-
-
-def _require(condition: bool, name: str, value: object, expected: object) -> None:
-    if not condition:
-        raise RolloutError(f"{name} is {value} but must be {expected}")

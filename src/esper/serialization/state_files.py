@@ -26,6 +26,8 @@ from esper.config.settings import Settings
 from esper.errors import CheckpointError
 from esper.files import UnsuitableFileError, parse_json, read_bounded
 
+_Value = TypeVar("_Value")
+
 
 @runtime_checkable
 class Stateful(Protocol):
@@ -280,9 +282,9 @@ def decode_tensors(data: bytes) -> dict[str, Tensor]:
         raise ValueError("its header does not fit its contents") from error
 
 
-def strip_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors whose names begin with ``prefix``, under their names without it."""
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+def strip_prefix(prefix: str, named: Mapping[str, _Value]) -> dict[str, _Value]:
+    """The values whose names begin with ``prefix``, under their names without it."""
+    return {name.removeprefix(prefix): value for name, value in named.items() if name.startswith(prefix)}
 
 
 # One tensor that holds a whole state, for state dictionaries that take nothing else.

@@ -174,7 +174,7 @@ def run_policy(
 ) -> ShardResult:
     """Let the policy act, with uniform numbers ``noise [T, E, 8]``, until all episodes end."""
     device, state = policy.device, policy.initial_state(episodes.size)
-    buffer = RolloutBuffer(len(noise), episodes.size, state.to(CPU))
+    buffer = RolloutBuffer(state.to(CPU))
     stored = recorder.events != "log"
     events = encode_events(recorder.record_start()) if stored else []
     for uniforms in noise.to(device, non_blocking=True):

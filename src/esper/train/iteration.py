@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,68 +15,47 @@ from esper.rl.rewards import assign_rewards, name_rewards
 from esper.runs.events import AnomalyRaised, InteractionsMeasured, MinibatchRecorded, PolicyProbed, PPOUpdated
 from esper.runs.reader import RunReader
 from esper.runs.store import RunStore
+from esper.serialization.state_files import strip_prefix
 from esper.tasks.registry import get_suite
 from esper.train.collect import ShardResult
 from esper.train.settings import TrainSettings
 
 LEVELS = "baseline_levels"
 """Key of the run metadata with the mean score of each baseline on the probe instances."""
-BY_REWARD = "objective_by_reward/"
-"""Prefix of the names of the scalars with J by reward."""
+BY_FAMILY, BY_REWARD, KEPT, OPERATIONS, UPDATE = "objective/", "objective_by_reward/", "kept/", "operations/", "ppo/"
+"""Prefixes of the names of figures: J by family and by reward, shares by slot and operation, figures of the update."""
 RECENT = 10
 """Number of last iterations over which the final objective is averaged."""
 
 
 @dataclass(frozen=True)
 class Iteration:
-    """The figures of one iteration."""
+    """One iteration of a training run."""
 
     number: int
     """Number of iterations done, including this one."""
     total: int
-    objective: float
-    """Mean J of the rollout's episodes, on validation data."""
-    objective_by_family: dict[str, float]
-    accuracy: float
-    """Mean validation accuracy at the end of the episodes."""
-    added: float
-    """Mean ratio of the number of committed parameters to the host's."""
-    kept: dict[str, float]
-    """Fraction of episodes on the run's own suite that ended with a committed seed, by site; empty without episodes."""
-    operations: dict[str, float]
-    """Fraction of decisions for each operation."""
-    probe_score: float | None
-    """Mean test score of the greedy policy on the probe instances; None if it was not measured."""
-    update: Figures
-    anomalies: tuple[Alarm, ...]
+    figures: Mapping[str, float]
+    """The figures by the names of their series in the run's store, such as ``objective`` or ``ppo/kl``."""
+    anomalies: tuple[Alarm, ...] = ()
     """Anomalies of the update."""
-    environment_steps: int
-    """Number of decisions in all episodes, including those of the no-growth baseline."""
-    rollbacks: int
-    """Number of rollbacks by the governor in all episodes."""
-    seconds: float
-    objective_by_reward: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Mean J by reward; empty if all environments have the same reward."""
-    minibatches: tuple[Mapping[str, float], ...] = ()
-    """All figures of the update's minibatches; empty if they are not recorded."""
     response: str = "record"
     """The response to the anomalies, by `PPOSettings.on_anomaly`."""
-    interactions: tuple[InteractionsMeasured, ...] = ()
+    minibatches: Sequence[Mapping[str, float]] = ()
+    """All figures of the update's minibatches; empty if they are not recorded."""
+    interactions: Sequence[InteractionsMeasured] = ()
     """Values of the kept modules in the networks of the probe instances; empty if the policy was not probed."""
 
 
-def summarise_iteration(
-    settings: TrainSettings,
-    number: int,
-    shards: Sequence[ShardResult],
-    update: Figures,
-    anomalies: tuple[Alarm, ...],
-    probe_score: float | None,
-    seconds: float,
-    minibatches: Sequence[Mapping[str, float]] = (),
-    interactions: Sequence[InteractionsMeasured] = (),
-) -> Iteration:
-    """Compute the figures of iteration ``number`` from its shards."""
+def compute_figures(
+    settings: TrainSettings, shards: Sequence[ShardResult], update: Figures, probe_score: float | None, seconds: float
+) -> dict[str, float]:
+    """The figures of an iteration from its shards and its update.
+
+    ``objective``, ``accuracy`` and ``added`` are means over the episodes at their ends, J and accuracy on validation
+    data; ``kept/SITE`` is the fraction of episodes that ended with a committed seed there. ``probe_score``, the mean
+    test score of the greedy policy on the probe instances, is present where it was measured.
+    """
     logs = [shard.log for shard in shards]
     objective = np.concatenate([log.objective for log in logs])
     families = np.array([instance.family for log in logs for instance in log.instances])
@@ -86,53 +65,27 @@ def summarise_iteration(
     # Only the run's own suite, because other suites of a mix have other slots.
     kept = [log.kept for log in logs if log.suite == settings.suite]
     kept_by_slot: list[float] = np.concatenate(kept).mean(0).tolist() if kept else []
-    return Iteration(
-        number=number,
-        total=settings.iterations,
-        objective=float(objective.mean()),
-        objective_by_family={
-            family: float(objective[families == family].mean()) for family in sorted(set(families.tolist()))
-        },
-        accuracy=float(np.mean([log.accuracies[-1].mean() for log in logs])),
-        added=float(np.concatenate([log.added for log in logs]).mean()),
-        kept=dict(zip(get_suite(settings.suite).slot_names, kept_by_slot, strict=bool(kept))),
-        operations={name: float(np.mean([share[name] for share in shares])) for name in shares[0]},
-        probe_score=probe_score,
-        update=update,
-        anomalies=anomalies,
-        environment_steps=sum(int(np.sum(shard.log.running)) + shard.baseline_steps for shard in shards),
-        rollbacks=sum(len(log.rollbacks) for log in logs),
-        seconds=seconds,
-        objective_by_reward={name: float(objective[rewards == name].mean()) for name in names if len(names) > 1},
-        minibatches=tuple(minibatches),
-        # Only a harmful update is undone.
-        response="record" if settings.ppo.on_anomaly == "skip" and not update["skipped"] else settings.ppo.on_anomaly,
-        interactions=tuple(interactions),
-    )
+    slots = get_suite(settings.suite).slot_names
+    return {
+        "objective": float(objective.mean()),
+        "accuracy": float(np.mean([log.accuracies[-1].mean() for log in logs])),
+        "added": float(np.concatenate([log.added for log in logs]).mean()),
+        **{f"{KEPT}{slot}": share for slot, share in zip(slots, kept_by_slot, strict=bool(kept))},
+        "environment_steps": sum(int(np.sum(shard.log.running)) + shard.baseline_steps for shard in shards),
+        "rollbacks": sum(len(log.rollbacks) for log in logs),
+        "seconds": seconds,
+        **{f"{BY_FAMILY}{name}": float(objective[families == name].mean()) for name in sorted(set(families.tolist()))},
+        **{f"{BY_REWARD}{name}": float(objective[rewards == name].mean()) for name in names if len(names) > 1},
+        **{f"{OPERATIONS}{name}": float(np.mean([share[name] for share in shares])) for name in shares[0]},
+        **{f"{UPDATE}{name}": value for name, value in update.items()},
+        **({} if probe_score is None else {"probe_score": probe_score}),
+    }
 
 
 def record_iteration(store: RunStore, iteration: Iteration, baselines: Mapping[str, float]) -> None:
     """Store an iteration's figures as scalars and events; ``baselines`` has each baseline's score on the probes."""
-    # Scalars: one series per name.
-    number, update = iteration.number, iteration.update
-    scalars = {
-        "objective": iteration.objective,
-        "accuracy": iteration.accuracy,
-        "added": iteration.added,
-        **{f"kept/{site}": share for site, share in iteration.kept.items()},
-        "environment_steps": iteration.environment_steps,
-        "rollbacks": iteration.rollbacks,
-        "seconds": iteration.seconds,
-        **{f"objective/{family}": value for family, value in iteration.objective_by_family.items()},
-        **{f"{BY_REWARD}{name}": value for name, value in iteration.objective_by_reward.items()},
-        **{f"operations/{name}": share for name, share in iteration.operations.items()},
-        **{f"ppo/{name}": value for name, value in update.items()},
-    }
-    if iteration.probe_score is not None:
-        scalars["probe_score"] = iteration.probe_score
-    store.record_scalars(number, scalars)
-
-    # Events: anomalies, the probe, and the update.
+    number, figures = iteration.number, iteration.figures
+    store.record_scalars(number, figures)
     for alarm in iteration.anomalies:
         store.emit(
             AnomalyRaised(
@@ -146,13 +99,14 @@ def record_iteration(store: RunStore, iteration: Iteration, baselines: Mapping[s
                 response=iteration.response,
             )
         )
-    for place, figures in enumerate(iteration.minibatches):
-        store.emit(MinibatchRecorded(iteration=number, minibatch=place, figures=dict(figures)))
+    for place, minibatch in enumerate(iteration.minibatches):
+        store.emit(MinibatchRecorded(iteration=number, minibatch=place, figures=dict(minibatch)))
     for measured in iteration.interactions:
         store.emit(measured)
-    if iteration.probe_score is not None:
-        store.emit(PolicyProbed(iteration=number, score=iteration.probe_score, baselines=dict(baselines)))
+    if "probe_score" in figures:
+        store.emit(PolicyProbed(iteration=number, score=figures["probe_score"], baselines=dict(baselines)))
     # The last event of an iteration: readers of the store treat it as the sign that the iteration is complete.
+    update = strip_prefix(UPDATE, figures)
     store.emit(
         PPOUpdated(
             iteration=number,
@@ -160,7 +114,7 @@ def record_iteration(store: RunStore, iteration: Iteration, baselines: Mapping[s
             stopped_early=bool(update["stopped_early"]),
             kl=update["kl"],
             anomalies=tuple(alarm.label for alarm in iteration.anomalies),
-            metrics=dict(update),
+            metrics=update,
         )
     )
     store.flush()

@@ -47,10 +47,10 @@ from esper.train.iteration import (
     LEVELS,
     Iteration,
     TrainingSummary,
+    compute_figures,
     history_from_state,
     history_to_state,
     record_iteration,
-    summarise_iteration,
     summarise_run,
 )
 from esper.train.recorder import describe_run, record_interactions
@@ -178,16 +178,12 @@ class Trainer:
                             interactions = record_interactions(self.done, get_suite(settings.suite), probed.earnings)
 
                         seconds = time.perf_counter() - iteration_began
-                        iteration = summarise_iteration(
-                            settings,
-                            self.done,
-                            shards,
-                            update,
-                            anomalies,
-                            probe_score,
-                            seconds,
-                            minibatches,
-                            interactions,
+                        figures = compute_figures(settings, shards, update, probe_score, seconds)
+                        # Only a harmful update is undone.
+                        undone = settings.ppo.on_anomaly != "skip" or update["skipped"]
+                        response = settings.ppo.on_anomaly if undone else "record"
+                        iteration = Iteration(
+                            self.done, settings.iterations, figures, anomalies, response, minibatches, interactions
                         )
                         record_iteration(self.store, iteration, self.store.metadata().get(LEVELS, {}))
                     except (KeyboardInterrupt, Terminated):
