@@ -94,8 +94,7 @@ def test_nobody_words_such_a_hint_on_his_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "library", "extra"),
-    [("lightning", "lightning", "lightning"), ("transformers", "transformers", "hf")],
+    ("module", "library", "extra"), [("lightning", "lightning", "lightning"), ("transformers", "transformers", "hf")]
 )
 def test_an_integration_without_its_library_is_one_sentence(
     module: str, library: str, extra: str, monkeypatch: pytest.MonkeyPatch

@@ -162,10 +162,7 @@ FAILING = {
 }
 BRIEFLY = {"evaluate": ["--instances", "2", "--transfer", "0"]}
 """What a hint leaves to its reader."""
-GOOD_FOR = {
-    "train": {"evaluate", "train resumes it"},
-    "own": set[str](),
-}
+GOOD_FOR = {"train": {"evaluate", "train resumes it"}, "own": set[str]()}
 """Which commands besides readers of any run take which."""
 FOR_ALL = {"report", "runs"}
 
@@ -191,12 +188,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.mark.parametrize("words", FAILING.values(), ids=FAILING)
 @pytest.mark.parametrize("kind", GOOD_FOR)
 def test_it_is_taken_or_refused_with_hints_that_hold(
-    kind: str,
-    words: list[str],
-    runs: dict[str, Path],
-    tmp_path: Path,
-    capsys: Capture,
-    monkeypatch: pytest.MonkeyPatch,
+    kind: str, words: list[str], runs: dict[str, Path], tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)

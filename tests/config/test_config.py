@@ -143,14 +143,8 @@ class TestMistakes:
                 "config.yaml: `horizon` is 'long', but must be a valid integer, "
                 "unable to parse string as an integer or must be 'auto'",
             ),
-            (
-                "ppo: {epochs: 60, clip: .6}",
-                "config.yaml: `ppo`: more than 50 epochs need a clip of at most 0.5",
-            ),
-            (
-                "seed: many\nppo: {epoch: 3}",
-                "config.yaml: unknown key `ppo.epoch`, did you mean `ppo.epochs`?",
-            ),
+            ("ppo: {epochs: 60, clip: .6}", "config.yaml: `ppo`: more than 50 epochs need a clip of at most 0.5"),
+            ("seed: many\nppo: {epoch: 3}", "config.yaml: unknown key `ppo.epoch`, did you mean `ppo.epochs`?"),
             ("[1, 2]", "config.yaml must hold `key: value` lines, not [1, 2]"),
             ("just words", "config.yaml must hold `key: value` lines, not 'just words'"),
             ("seed: 1\nname: [x", "config.yaml line 2, column 9: expected ',' or ']', but got '<stream end>'"),

@@ -22,7 +22,7 @@ KINDS = (
         slots={"bert.encoder.layer.0.attention.self.query": ["lora_2"], "classifier": ["lora_4"]},
         frozen=True,
     ),
-    replace(_TIED, name="deeper", slots={"blocks.0": ["block_copy"], "norm": ["lowrank"]}),
+    replace(_TIED, name="deeper", slots={"blocks.0": ["block_copy"], "blocks.1": ["lowrank"]}),
     replace(
         _TIED, name="frozen_and_deeper", slots={"blocks.0": ["block_copy"], "blocks.1.mlp.0": ["lora"]}, frozen=True
     ),

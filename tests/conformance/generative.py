@@ -169,6 +169,7 @@ KINDS = (
         SLOTS,
         mapped(FEATURES, wanted=lambda x: x.prod(1, keepdim=True)),
         F.mse_loss,
+        None,
     ),
     Kind(
         "several_outputs",
@@ -176,6 +177,7 @@ KINDS = (
         SLOTS,
         mapped(FEATURES, wanted=lambda x: x[:, :3] ** 2),
         F.smooth_l1_loss,
+        None,
     ),
     Kind(
         "autoencoder",
@@ -183,14 +185,15 @@ KINDS = (
         {"encoder.0": ["mlp"], "decoder.0": ["mlp"]},
         mapped(FEATURES, wanted=itself),
         F.mse_loss,
+        None,
     ),
-    Kind("vae", Vae, {"hidden": ["mlp"], "decoder.0": ["lowrank"]}, mapped(FEATURES, wanted=itself), evidence),
-    Kind("diffusion", Denoiser, {"inner": ["conv3x3"], "middle": ["conv1x1", "gate"]}, noised, F.mse_loss),
-    Kind("flow", Flow, {"nets.0.0": ["mlp"], "nets.1.0": ["lowrank"]}, narrow, lambda found, _: -found.mean()),
-    Kind("siamese", Siamese, {"encoder": ["mlp"], "projector": ["lowrank"]}, views, contrast),
+    Kind("vae", Vae, {"hidden": ["mlp"], "decoder.0": ["lowrank"]}, mapped(FEATURES, wanted=itself), evidence, None),
+    Kind("diffusion", Denoiser, {"inner": ["conv3x3"], "middle": ["conv1x1", "gate"]}, noised, F.mse_loss, None),
+    Kind("flow", Flow, {"nets.0.0": ["mlp"], "nets.1.0": ["lowrank"]}, narrow, lambda found, _: -found.mean(), None),
+    Kind("siamese", Siamese, {"encoder": ["mlp"], "projector": ["lowrank"]}, views, contrast, None),
 )
 REFUSED = (
-    (Kind("siamese_called_twice", CalledTwice, {"encoder": ["mlp"]}, pairs, contrast), "runs 2 times"),
-    (Kind("siamese_stacked", Stacked, {"encoder": ["mlp"]}, pairs, contrast), "keeps the examples apart"),
+    (Kind("siamese_called_twice", CalledTwice, {"encoder": ["mlp"]}, pairs, contrast, None), "runs 2 times"),
+    (Kind("siamese_stacked", Stacked, {"encoder": ["mlp"]}, pairs, contrast, None), "keeps the examples apart"),
 )
 """What no slot can serve, with a part of the sentence that says why."""

@@ -72,15 +72,6 @@ def grown_model(kind: Kind) -> GrowingModel:
     return copy.deepcopy(_grown_once(kind))
 
 
-def stir(model: GrowingModel, slot: str, blueprint: str, alpha: float = 0.7) -> None:
-    """Plant a seed that has something to say."""
-    generator = torch.Generator().manual_seed(2)
-    seed = model.slots[slot].germinate(blueprint, generator, alpha=alpha)
-    with torch.no_grad():
-        for parameter in seed.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator) / 2)
-
-
 def plain_of(model: GrowingModel) -> nn.Module:
     """What `finalize` makes of a model whose seeds are all to stay."""
     model = copy.deepcopy(model)

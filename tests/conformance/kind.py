@@ -30,6 +30,14 @@ Loss = Callable[[Any, Any], Tensor]
 Accuracy = Callable[[Any, Any], float]
 
 
+def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(logits.flatten(0, -2).float(), target.flatten())
+
+
+def right(logits: Tensor, target: Tensor) -> float:
+    return float((logits.argmax(-1) == target).float().mean())
+
+
 @dataclass(frozen=True, eq=False)
 class Kind:
     """One kind of user model."""
@@ -39,8 +47,8 @@ class Kind:
     slots: Mapping[str, Sequence[str]]
     """Submodules, each with blueprints that fit."""
     minibatch: Callable[[torch.Generator], Minibatch]
-    loss: Loss
-    accuracy: Accuracy | None = None
+    loss: Loss = cross_entropy
+    accuracy: Accuracy | None = right
     """None: there is but a loss."""
     accumulate: int = 1
     """Minibatches per step of the optimizer."""
@@ -118,14 +126,6 @@ def _leaves(returned: Any) -> Iterator[Tensor]:
     elif hasattr(returned, "__dataclass_fields__"):
         for name in returned.__dataclass_fields__:
             yield from _leaves(getattr(returned, name))
-
-
-def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
-    return F.cross_entropy(logits.flatten(0, -2).float(), target.flatten())
-
-
-def right(logits: Tensor, target: Tensor) -> float:
-    return float((logits.argmax(-1) == target).float().mean())
 
 
 def classified(*shape: int) -> Callable[[torch.Generator], Minibatch]:

@@ -1,6 +1,5 @@
 """Networks of sequences, sets and graphs."""
 
-import math
 from collections import OrderedDict
 
 import torch
@@ -9,18 +8,8 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils.checkpoint import checkpoint
 
-from conformance.kind import (
-    CLASSES,
-    EXAMPLES,
-    TOKENS,
-    WIDTH,
-    Kind,
-    Minibatch,
-    classified,
-    cross_entropy,
-    right,
-    text,
-)
+from conformance.kind import CLASSES, EXAMPLES, TOKENS, WIDTH, Kind, Minibatch, classified, text
+from factories import TinyGpt
 
 
 class Gru(nn.Module):
@@ -67,43 +56,21 @@ def conv1d() -> nn.Module:
     )
 
 
-class CausalBlock(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.ln1, self.ln2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.query, self.key, self.value = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.mlp = nn.Sequential(nn.Linear(WIDTH, 16), nn.GELU(), nn.Linear(16, WIDTH))
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.ln1(x)
-        scores = self.query(h) @ self.key(h).transpose(1, 2) / math.sqrt(WIDTH)
-        later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).triu(1)
-        x = x + scores.masked_fill(later, -math.inf).softmax(-1) @ self.value(h)
-        return x + self.mlp(self.ln2(x))
-
-
-class CharLm(nn.Module):
-    """A language model of four letters, written plainly; ``tied``: the embedding is the head. It may save memory."""
+class CharLm(TinyGpt):
+    """A language model; ``tied``: the embedding is the head. It may save memory."""
 
     def __init__(self, *, tied: bool = False, checkpointed: bool = False) -> None:
         super().__init__()
-        self.tok = nn.Embedding(CLASSES, WIDTH)
-        self.pos = nn.Parameter(torch.randn(TOKENS, WIDTH) / 10)
-        self.blocks = nn.ModuleList([CausalBlock(), CausalBlock()])
-        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, CLASSES, bias=False)
         if tied:
-            self.head.weight = self.tok.weight
+            self.head.weight = self.characters.weight
         self.checkpointed = checkpointed
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.tok(tokens) + self.pos[: tokens.shape[1]]
+    def forward(self, text: Tensor) -> Tensor:
+        tokens = self.characters(text) + self.positions(torch.arange(text.shape[1], device=text.device))
         for block in self.blocks:
-            x = checkpoint(block, x, use_reentrant=False) if self.checkpointed and self.training else block(x)
-        return self.head(self.norm(x))
-
-
-def tied_mlp() -> nn.Module:
-    return CharLm(tied=True)
+            is_saving = self.checkpointed and self.training
+            tokens = checkpoint(block, tokens, use_reentrant=False) if is_saving else block(tokens)
+        return self.head(tokens)
 
 
 def next_tokens(generator: torch.Generator) -> Minibatch:
@@ -213,40 +180,16 @@ class SetTransformer(nn.Module):
 
 SETS = classified(TOKENS, 4)
 KINDS = (
-    Kind(
-        "gru_packed",
-        Gru,
-        {"embed": ["mlp"], "project": ["lowrank"]},
-        with_lengths,
-        cross_entropy,
-        right,
-        padded=later_steps,
-    ),
-    Kind(
-        "lstm",
-        Lstm,
-        {"lstm": ["lowrank", "norm"], "project": ["lowrank", "mlp"]},
-        classified(TOKENS, 4),
-        cross_entropy,
-        right,
-    ),
-    Kind("conv1d", conv1d, {"conv1": ["conv1x1"], "norm": ["depthwise"]}, classified(4, 9), cross_entropy, right),
-    Kind(
-        "char_lm",
-        CharLm,
-        {"blocks.0": ["attention", "mlp"], "blocks.1": ["mlp"]},
-        next_tokens,
-        cross_entropy,
-        right,
-    ),
-    Kind("tied_weights", tied_mlp, {"blocks.0": ["mlp"], "norm": ["lowrank"]}, next_tokens, cross_entropy, right),
+    Kind("gru_packed", Gru, {"embed": ["mlp"], "project": ["lowrank"]}, with_lengths, padded=later_steps),
+    Kind("lstm", Lstm, {"lstm": ["lowrank", "norm"], "project": ["lowrank", "mlp"]}, classified(TOKENS, 4)),
+    Kind("conv1d", conv1d, {"conv1": ["conv1x1"], "norm": ["depthwise"]}, classified(4, 9)),
+    Kind("char_lm", CharLm, {"blocks.0": ["attention", "mlp"], "blocks.1": ["mlp"]}, next_tokens),
+    Kind("tied_weights", lambda: CharLm(tied=True), {"blocks.0": ["mlp"], "blocks.1": ["lowrank"]}, next_tokens),
     Kind(
         "checkpointing",
         lambda: CharLm(checkpointed=True),
         {"blocks.0": ["mlp"], "blocks.1.mlp": ["lowrank"]},
         next_tokens,
-        cross_entropy,
-        right,
     ),
     *(
         Kind(
@@ -254,20 +197,11 @@ KINDS = (
             lambda nested=nested: Encoder(nested=nested),
             {"encoder.layers.0": ["mlp"], "encoder.layers.1": ["lowrank"]},
             with_padding,
-            cross_entropy,
-            right,
             padded=more_padding,
         )
         for name, nested in (("encoder_with_padding", False), ("nested_encoder", True))
     ),
-    Kind("graph", GraphNet, {"conv1": ["mlp"], "conv2": ["lowrank"]}, graphs, cross_entropy, right),
-    Kind("deep_sets", DeepSets, {"phi": ["mlp"], "rho.0": ["lowrank"]}, SETS, cross_entropy, right),
-    Kind(
-        "set_transformer",
-        SetTransformer,
-        {"embed": ["attention"], "attention": ["lowrank"]},
-        SETS,
-        cross_entropy,
-        right,
-    ),
+    Kind("graph", GraphNet, {"conv1": ["mlp"], "conv2": ["lowrank"]}, graphs),
+    Kind("deep_sets", DeepSets, {"phi": ["mlp"], "rho.0": ["lowrank"]}, SETS),
+    Kind("set_transformer", SetTransformer, {"embed": ["attention"], "attention": ["lowrank"]}, SETS),
 )

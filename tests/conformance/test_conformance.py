@@ -14,42 +14,37 @@ from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn
 from torch.utils.flop_counter import FlopCounterMode
 
 import esper
-from conformance.growth import DECISIONS, HORIZON, RATE, Training, grown, grown_model, outputs, plain_of, stir
+from conformance.growth import DECISIONS, HORIZON, RATE, Training, grown, grown_model, outputs, plain_of
 from conformance.kind import Kind, tensors
-from conformance.kinds import (
-    CONTROLLERS,
-    KINDS,
-    LEARNED,
-    REFUSED,
-    SENTENCES,
-    every_kind,
-    right_or_a_sentence,
-)
+from conformance.kinds import CONTROLLERS, KINDS, LEARNED, REFUSED, SENTENCES, every_kind, right_or_a_sentence
 from esper.errors import EsperError
 from esper.growth.example_input import call_host, first_tensor
 from esper.growth.model import GrowingModel
 from esper.lifecycle.stages import Stage
+from factories import stir
 from train.runs import create_untrained_run
 
 pytestmark = pytest.mark.landing
 
 USUAL = ("mlp", "resnet", "char_lm", "regression")
-CHECKS = {
-    "attach",
-    "train",
-    "finalize",
-    "save",
-    "resume",
-    "copy",
-    "ema",
-    "masks",
-    "caches",
-    "safetensors",
-    "pt2",
-    "onnx",
-    "lightning",
-    "hf_trainer",
-}
+CHECKS = set(
+    [
+        "attach",
+        "train",
+        "finalize",
+        "save",
+        "resume",
+        "copy",
+        "ema",
+        "masks",
+        "caches",
+        "safetensors",
+        "pt2",
+        "onnx",
+        "lightning",
+        "hf_trainer",
+    ]
+)
 
 
 def test_there_are_kinds_enough_and_every_sentence_is_of_one() -> None:

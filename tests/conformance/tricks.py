@@ -92,11 +92,11 @@ TABLE = classified(FEATURES)
 SLOTS = {"one": ["mlp"], "two": ["lowrank"]}
 KINDS = (
     Kind("multi_label", mlp, SLOTS, mapped(FEATURES, wanted=labels), F.binary_cross_entropy_with_logits, agreeing),
-    Kind("weight_norm", lambda: normed(weight_norm), SLOTS, TABLE, cross_entropy, right),
-    Kind("spectral_norm", lambda: normed(spectral_norm), SLOTS, TABLE, cross_entropy, right),
-    Kind("autocast", mlp, SLOTS, TABLE, cross_entropy, right, autocast=True),
-    Kind("accumulation", mlp, SLOTS, TABLE, cross_entropy, right, accumulate=2),
-    Kind("frozen_backbone", frozen, {"backbone": ["mlp"], "backbone.0": ["lowrank"]}, TABLE, cross_entropy, right),
+    Kind("weight_norm", lambda: normed(weight_norm), SLOTS, TABLE),
+    Kind("spectral_norm", lambda: normed(spectral_norm), SLOTS, TABLE),
+    Kind("autocast", mlp, SLOTS, TABLE, autocast=True),
+    Kind("accumulation", mlp, SLOTS, TABLE, accumulate=2),
+    Kind("frozen_backbone", frozen, {"backbone": ["mlp"], "backbone.0": ["lowrank"]}, TABLE),
     Kind(
         "keywords_and_dictionary",
         Several,
@@ -113,12 +113,7 @@ KINDS = (
         lambda found, target: cross_entropy(found[0], target) + 0.01 * found[1],
         lambda found, target: right(found[0], target),
     ),
-    Kind("experts", Experts, {"embed": ["mlp"], "router": ["lowrank"]}, TABLE, cross_entropy, right),
+    Kind("experts", Experts, {"embed": ["mlp"], "router": ["lowrank"]}, TABLE),
 )
-REFUSED = (
-    (
-        Kind("one_expert", Experts, {"experts.1": ["mlp"]}, TABLE, cross_entropy, right),
-        "keeps the examples apart",
-    ),
-)
+REFUSED = ((Kind("one_expert", Experts, {"experts.1": ["mlp"]}, TABLE), "keeps the examples apart"),)
 """What no slot can serve, with a part of the sentence that says why."""

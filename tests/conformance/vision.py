@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from conformance.kind import CLASSES, EXAMPLES, WIDTH, Kind, Minibatch, classified, cross_entropy, right
+from conformance.kind import CLASSES, EXAMPLES, WIDTH, Kind, Minibatch, classified
+from factories import UNet, VisionTransformer
 
 IMAGE = (3, 8, 8)
 
@@ -83,46 +84,6 @@ class ResNet(nn.Module):
         return self.fc(self.global_pool(self.layer2(self.layer1(x))).flatten(1))
 
 
-class Attention(nn.Module):
-    """Self-attention over ``[B, T, D]`` with one projection for queries, keys and values."""
-
-    def __init__(self, heads: int = 2) -> None:
-        super().__init__()
-        self.heads = heads
-        self.qkv, self.proj = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        B, T, D = x.shape
-        q, k, v = self.qkv(x).reshape(B, T, 3, self.heads, D // self.heads).permute(2, 0, 3, 1, 4)
-        return self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(B, T, D))
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm1, self.attn, self.norm2 = nn.LayerNorm(WIDTH), Attention(), nn.LayerNorm(WIDTH)
-        self.mlp = nn.Sequential(nn.Linear(WIDTH, 16), nn.GELU(), nn.Linear(16, WIDTH))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attn(self.norm1(x))
-        return x + self.mlp(self.norm2(x))
-
-
-class VisionTransformer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.patch_embed = nn.Conv2d(3, WIDTH, 4, 4)
-        self.cls_token = nn.Parameter(torch.randn(1, 1, WIDTH) / 10)
-        self.pos_embed = nn.Parameter(torch.randn(1, 5, WIDTH) / 10)
-        self.blocks = nn.Sequential(Block(), Block())
-        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.patch_embed(x).flatten(2).transpose(1, 2)
-        x = torch.cat((self.cls_token.expand(x.shape[0], -1, -1), x), 1) + self.pos_embed
-        return self.head(self.norm(self.blocks(x))[:, 0])
-
-
 class ConvNeXtBlock(nn.Module):
     """Depthwise convolution, then channels last, with a layer scale."""
 
@@ -174,21 +135,6 @@ class Mixer(nn.Module):
         return self.head(self.blocks(self.stem(x).flatten(2).transpose(1, 2)).mean(1))
 
 
-class UNet(nn.Module):
-    """A class for every pixel, ``[B, C, H, W]``."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.down = nn.Sequential(nn.Conv2d(3, WIDTH, 3, padding=1), nn.ReLU())
-        self.bottom = nn.Sequential(nn.Conv2d(WIDTH, 12, 3, stride=2, padding=1), nn.ReLU())
-        self.up = nn.ConvTranspose2d(12, WIDTH, 2, 2)
-        self.out = nn.Conv2d(2 * WIDTH, CLASSES, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        fine = self.down(x)
-        return self.out(torch.cat((fine, self.up(self.bottom(fine))), 1))
-
-
 def pixels(generator: torch.Generator) -> Minibatch:
     images = torch.randn(EXAMPLES, *IMAGE, generator=generator)
     return Minibatch(images, (images[:, 0] > 0).long() + (images[:, 1] > 0).long())
@@ -200,33 +146,14 @@ def masks(logits: Tensor, target: Tensor) -> float:
 
 CONV = ["conv3x3", "squeeze_excite"]
 KINDS = (
-    Kind("mlp", mlp, {"one": ["mlp"], "two": ["lowrank"]}, classified(12), cross_entropy, right, onnx=True),
-    Kind("cnn", cnn, {"conv1": CONV, "conv2": CONV}, classified(*IMAGE), cross_entropy, right, onnx=True),
-    Kind("resnet", ResNet, {"layer1": CONV, "layer2.1": ["conv1x1"]}, classified(*IMAGE), cross_entropy, right),
+    Kind("mlp", mlp, {"one": ["mlp"], "two": ["lowrank"]}, classified(12), onnx=True),
+    Kind("cnn", cnn, {"conv1": CONV, "conv2": CONV}, classified(*IMAGE), onnx=True),
+    Kind("resnet", ResNet, {"layer1": CONV, "layer2.1": ["conv1x1"]}, classified(*IMAGE)),
     Kind(
-        "batch_norm_momentum",
-        lambda: ResNet(momentum=0.9),
-        {"bn1": ["norm"], "layer2.0.bn2": CONV},
-        classified(*IMAGE),
-        cross_entropy,
-        right,
+        "batch_norm_momentum", lambda: ResNet(momentum=0.9), {"bn1": ["norm"], "layer2.0.bn2": CONV}, classified(*IMAGE)
     ),
-    Kind(
-        "vit",
-        VisionTransformer,
-        {"blocks.0": ["attention", "mlp"], "blocks.1": ["mlp"]},
-        classified(*IMAGE),
-        cross_entropy,
-        right,
-    ),
-    Kind("convnext", convnext, {"block1": CONV, "block2": ["gate"]}, classified(*IMAGE), cross_entropy, right),
-    Kind(
-        "mixer",
-        Mixer,
-        {"blocks.0": ["token_mix"], "blocks.1": ["mlp"]},
-        classified(*IMAGE),
-        cross_entropy,
-        right,
-    ),
+    Kind("vit", VisionTransformer, {"blocks.0": ["attention", "mlp"], "blocks.1": ["mlp"]}, classified(*IMAGE)),
+    Kind("convnext", convnext, {"block1": CONV, "block2": ["gate"]}, classified(*IMAGE)),
+    Kind("mixer", Mixer, {"blocks.0": ["token_mix"], "blocks.1": ["mlp"]}, classified(*IMAGE)),
     Kind("unet", UNet, {"down": CONV, "bottom": ["depthwise"]}, pixels, F.cross_entropy, masks),
 )

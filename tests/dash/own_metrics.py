@@ -50,8 +50,6 @@ KINDS = {
     "accuracy": Kind("accuracy"),
     "loss": Kind("loss", {"evaluate": loss_alone}, lambda decision: decision.loss),
     "mae": Kind(
-        "mae",
-        {"evaluate": esper.Metric(with_mae, "mae", higher_is_better=False)},
-        lambda decision: decision.value,
+        "mae", {"evaluate": esper.Metric(with_mae, "mae", higher_is_better=False)}, lambda decision: decision.value
     ),
 }

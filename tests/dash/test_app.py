@@ -57,13 +57,9 @@ def get(folder: Path, path: str) -> Any:
     return json.loads(answer.text, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
 
 
-def test_the_list_says_how_runs_stand(planted: Path):
+def test_the_list_says_how_runs_stand_and_their_newest_value(planted: Path):
     (run,) = get(planted, "/api/runs")["runs"]
     assert (run["name"], run["state"], run["done"], run["total"]) == ("run", "finished", 2, 2)
-
-
-def test_the_list_has_the_newest_value_of_each_run(planted: Path):
-    (run,) = get(planted, "/api/runs")["runs"]
     assert (run["metric"], run["value"], run["suite"], run["seed"]) == ("J", pytest.approx(0.57), "tokens", 0)
 
 

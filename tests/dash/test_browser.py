@@ -38,10 +38,7 @@ VIEWS = ("population", "network", "learning", "compare", "events")
 ATTACK = "<img src=x onerror=document.title='broken'><script>document.title='broken'</script>"
 SECONDS = 20
 
-pytestmark = [
-    pytest.mark.landing,
-    pytest.mark.skipif(CHROMIUM is None, reason="needs chromium: apt install chromium"),
-]
+pytestmark = [pytest.mark.landing, pytest.mark.skipif(CHROMIUM is None, reason="needs chromium: apt install chromium")]
 
 
 def free_port() -> int:

@@ -15,11 +15,7 @@ import pytest
 pytestmark = pytest.mark.landing
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-NEEDED = {
-    "lightning_trainer": "lightning",
-    "hugging_face_trainer": "transformers",
-    "deeper_gpt": "transformers",
-}
+NEEDED = {"lightning_trainer": "lightning", "hugging_face_trainer": "transformers", "deeper_gpt": "transformers"}
 DEEPER = ["deeper_gpt"]
 LADDERS = ["ladder_gpt", "ladder_vit"]
 SCORES = re.compile(r"accuracy without growth ([01]\.\d+), with growth ([01]\.\d+)")
@@ -52,12 +48,7 @@ def test_an_example_makes_three_sizes(name: str, tmp_path: Path):
         pytest.skip("needs transformers")
     command = [sys.executable, str(EXAMPLES / f"{name}.py")]
     result = subprocess.run(
-        command,
-        check=False,
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        command, check=False, capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"}
     )
     assert result.returncode == 0, result.stderr
     assert "3 sizes from one training" in result.stdout

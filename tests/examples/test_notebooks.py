@@ -13,11 +13,7 @@ import pytest
 pytestmark = pytest.mark.landing
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "docs" / "notebooks").glob("*.ipynb"))
-SHOWN = {
-    "grow_a_vision_model": "test accuracy",
-    "read_a_run": "fossilized",
-    "train_a_controller": "Did learning help?",
-}
+SHOWN = {"grow_a_vision_model": "test accuracy", "read_a_run": "fossilized", "train_a_controller": "Did learning help?"}
 """A piece of what each ends with."""
 
 

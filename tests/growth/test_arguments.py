@@ -51,19 +51,9 @@ CASES: dict[str, Case] = {
     "attach": (
         esper.attach,
         lambda _: {"model": make_host(), "slots": SLOTS, "example_input": INPUTS},
-        {
-            "model": (),
-            "slots": (),
-            "example_input": (VECTOR,),
-            "causal": (NONE, TRUTH),
-            "freeze_host": (TRUTH, LIST),
-        },
+        {"model": (), "slots": (), "example_input": (VECTOR,), "causal": (NONE, TRUTH), "freeze_host": (TRUTH, LIST)},
     ),
-    "save": (
-        esper.save,
-        lambda folder: {"model": make_growing(), "folder": folder},
-        {"model": (), "folder": (TEXT,)},
-    ),
+    "save": (esper.save, lambda folder: {"model": make_growing(), "folder": folder}, {"model": (), "folder": (TEXT,)}),
     "load": (
         esper.load,
         lambda folder: {"folder": saved(folder), "host": make_host(), "example_input": INPUTS},
@@ -71,16 +61,8 @@ CASES: dict[str, Case] = {
     ),
     "export": (
         esper.export,
-        lambda folder: {
-            "model": make_host(),
-            "path": folder / "model.pt2",
-            "example_input": INPUTS,
-        },
-        {
-            "model": ("a module", "a scripted module"),
-            "path": (),
-            "example_input": (VECTOR,),
-        },
+        lambda folder: {"model": make_host(), "path": folder / "model.pt2", "example_input": INPUTS},
+        {"model": ("a module", "a scripted module"), "path": (), "example_input": (VECTOR,)},
     ),
     "link": (lambda **given: make_growing().link(**given), lambda _: {}, {"optimizer": ()}),
     "mirror": (

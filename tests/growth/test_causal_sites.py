@@ -41,13 +41,6 @@ def test_what_looks_ahead_does_not_serve_them(name):
     assert not torch.allclose(seed(later, inputs)[:, :-1], seed(features, inputs)[:, :-1])
 
 
-def test_attention_is_causal_only_where_the_site_is():
-    features, inputs = batch(TOKENS)
-    free, bound = grown(get("attention"), TOKENS), grown(get("attention"), CAUSAL)
-    assert not torch.allclose(free(features, inputs)[:, 0], bound(features, inputs)[:, 0])
-    torch.testing.assert_close(free(features, inputs)[:, -1], bound(features, inputs)[:, -1])
-
-
 @pytest.mark.parametrize("length", [2, 5, 9])
 @pytest.mark.parametrize(
     "name", [kind.name for kind in for_site(TOKENS) if kind.name not in ("token_mix", "input_skip")]

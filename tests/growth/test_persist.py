@@ -164,9 +164,7 @@ def test_saving_again_replaces_and_leaves_one_model(tmp_path: Path) -> None:
     assert torch.equal(load(tmp_path, fresh(), images())(images()), model(images()))
 
 
-def test_a_save_that_ends_before_the_topology_leaves_the_old_model(
-    tmp_path: Path,
-) -> None:
+def test_a_save_that_ends_before_the_topology_leaves_the_old_model(tmp_path: Path) -> None:
     model = grown()
     save(model, tmp_path)
     expected = model.train(False)(images())

@@ -12,14 +12,7 @@ TRIED = (
     TriedModule("2", "norm", 1, 10, 12, True, "heuristic", ModuleJudgement(0.5, None, 0.1, 0.12)),
     TriedModule("2", "mlp", 36, 13, 14, False, "governor"),
     TriedModule(
-        "4",
-        "mlp",
-        36,
-        14,
-        16,
-        False,
-        "finish",
-        ModuleJudgement(None, None, 0.1, 0.1, note="had no effect yet"),
+        "4", "mlp", 36, 14, 16, False, "finish", ModuleJudgement(None, None, 0.1, 0.1, note="had no effect yet")
     ),
     TriedModule("0", "norm", 36, 15),
 )

@@ -44,13 +44,7 @@ def test_live_seeds_are_folded_in_as_they_are(layout: str, blend: Blend, alpha: 
 
 @pytest.mark.parametrize(
     ("alpha", "contribution", "kept"),
-    [
-        (0.5, None, True),
-        (0.5, float("nan"), True),
-        (0.5, 0.0, True),
-        (0.5, -0.001, False),
-        (0.0, 0.2, False),
-    ],
+    [(0.5, None, True), (0.5, float("nan"), True), (0.5, 0.0, True), (0.5, -0.001, False), (0.0, 0.2, False)],
 )
 def test_seeds_stay_that_count_and_do_no_harm(alpha: float, contribution: float | None, kept: bool):
     model, inputs = planted("features", Blend.ADD, alpha)

@@ -99,9 +99,7 @@ def test_rewards_add_up_to_the_committed_networks_worth() -> None:
 
 
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
-def test_networks_learn_although_the_agent_acts_without_gradients(
-    context: Callable[[], Any],
-) -> None:
+def test_networks_learn_although_the_agent_acts_without_gradients(context: Callable[[], Any]) -> None:
     courses: list[TensorDict] = []
     for around in (nullcontext, context):
         torch.manual_seed(0)

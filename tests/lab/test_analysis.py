@@ -12,16 +12,7 @@ import pytest
 from scipy import stats
 
 from esper.errors import RunError
-from esper.lab.analysis import (
-    LEVEL,
-    SIGNIFICANCE,
-    Claim,
-    Contrast,
-    Difference,
-    Verdict,
-    judge,
-    mean_interval,
-)
+from esper.lab.analysis import LEVEL, SIGNIFICANCE, Claim, Contrast, Difference, Verdict, judge, mean_interval
 from esper.numerics.arrays import Floats
 
 INSTANCES = 42

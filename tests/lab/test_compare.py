@@ -63,8 +63,7 @@ def test_every_policy_plays_the_same_instances_and_what_is_done_is_not_done_agai
         run_experiment(stopped, stop)
     plays = list[int]()
     monkeypatch.setattr(
-        "esper.lab.experiment.evaluate_controllers",
-        lambda *given: (plays.append(1), evaluate_controllers(*given))[1],
+        "esper.lab.experiment.evaluate_controllers", lambda *given: (plays.append(1), evaluate_controllers(*given))[1]
     )
     again = run_experiment(stopped, watch)
     assert len(plays) == 2, "of the third, whose policy had not played, and the last"

@@ -177,10 +177,7 @@ def test_progress_is_reported(found: RunEvaluation, progress: list[tuple[int, in
 
 @pytest.mark.parametrize(("heldout", "transfer"), [(1, 0), (0, 4), (4, 1)])
 def test_too_few_instances_are_refused_before_anything_is_played(run: RunDirectory, heldout: int, transfer: int):
-    with (
-        LocalWorkers(1) as workers,
-        pytest.raises(ConfigError, match="cannot give an interval: give at least 2"),
-    ):
+    with LocalWorkers(1) as workers, pytest.raises(ConfigError, match="cannot give an interval: give at least 2"):
         evaluate_run(run, workers, heldout, transfer)
 
 

@@ -144,10 +144,7 @@ def test_pages_show_what_their_queries_return(which: str, least: int, request: p
 
 Calls = dict[str, list[tuple[Any, ...]]]
 """The calls of matplotlib, by method."""
-METHODS = (
-    *("plot", "text", "barh", "axhline", "axvline"),
-    *("set_title", "set_xlabel", "add_patch"),
-)
+METHODS = (*("plot", "text", "barh", "axhline", "axvline"), *("set_title", "set_xlabel", "add_patch"))
 
 
 def plotted(calls: Calls) -> Counter[Curve]:

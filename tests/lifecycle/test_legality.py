@@ -15,15 +15,7 @@ from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import Evidence, SeedTable
 from esper.lifecycle.transitions import step
 from lifecycle import reference
-from lifecycle.support import (
-    DEFAULT,
-    RULE_SETS,
-    good_evidence,
-    play,
-    random_compatibility,
-    random_evidence,
-    sample,
-)
+from lifecycle.support import DEFAULT, RULE_SETS, good_evidence, play, random_compatibility, random_evidence, sample
 from lifecycle.test_reference import measured
 from open_rules import open_rules
 
@@ -77,12 +69,7 @@ REFUSALS = {
         "HOLDING",
         r"\(1.0\) is the target that the seed already has",
     ),
-    "blend not allowed": (
-        EMPTY,
-        make_action(Op.GERMINATE, blend=Blend.GATE),
-        "DORMANT",
-        r"leave blend 1 \(gate\) out",
-    ),
+    "blend not allowed": (EMPTY, make_action(Op.GERMINATE, blend=Blend.GATE), "DORMANT", r"leave blend 1 \(gate\) out"),
     "wait with a slot": (EMPTY, np.array([0, 1, 0, 0, 0, 0, 0, 0]), "DORMANT", "slot must be 0"),
     "wait with a curve": (EMPTY, np.array([0, 0, 0, 0, 0, 0, 0, 2]), "DORMANT", "does not read alpha_curve"),
     "fossilize with a tempo": (HELD, np.array([4, 0, 0, 0, 1, 0, 0, 0]), "HOLDING", "does not read tempo"),

@@ -134,11 +134,7 @@ def uncertain_evidence(fast: Population, rng: np.random.Generator) -> Evidence:
     ages = rng.integers(0, 4, shape).astype(np.int16)
     probed, healthy = rng.random(shape) < 0.8, rng.random(shape) < 0.8
     return replace(
-        Evidence.none(*shape),
-        probed=probed,
-        gradient_healthy=healthy,
-        contribution=contribution,
-        contribution_age=ages,
+        Evidence.none(*shape), probed=probed, gradient_healthy=healthy, contribution=contribution, contribution_age=ages
     )
 
 

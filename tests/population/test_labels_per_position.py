@@ -13,14 +13,7 @@ from esper.population.population import Population, Strategy
 from esper.population.promise import PromiseMeter
 from esper.tasks.registry import get_suite
 from open_rules import open_rules
-from population.scenes import (
-    Draws,
-    both,
-    instances,
-    networks,
-    plan,
-    record_evidence,
-)
+from population.scenes import Draws, both, instances, networks, plan, record_evidence
 
 SUITE = get_suite("language")
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}

@@ -58,12 +58,7 @@ class FarTensor(Tensor):
     @staticmethod
     def __new__(cls, near: Tensor) -> Self:
         return Tensor._make_wrapper_subclass(
-            cls,
-            near.shape,
-            strides=near.stride(),
-            storage_offset=near.storage_offset(),
-            dtype=near.dtype,
-            device=FAR,
+            cls, near.shape, strides=near.stride(), storage_offset=near.storage_offset(), dtype=near.dtype, device=FAR
         )
 
     def __init__(self, near: Tensor) -> None:

@@ -9,13 +9,7 @@ from torch import Tensor
 from esper.control.policy import Policy, PolicySettings
 from esper.engine.observation import Observation
 from esper.lifecycle.actions import Head, Op
-from esper.rl.ppo import (
-    PPO,
-    discount_rewards,
-    estimate_advantages,
-    subtract_control_variate,
-    subtract_group_mean,
-)
+from esper.rl.ppo import PPO, discount_rewards, estimate_advantages, subtract_control_variate, subtract_group_mean
 from esper.rl.rollout import Rollout, RolloutBuffer
 from rl.probes import ENVIRONMENTS, SPEC, STEPS, blank_observation, ending_early, learner, only_ops, plain_ppo, rollouts
 
@@ -24,24 +18,18 @@ VALUES = torch.tensor([[0.5], [0.4], [0.3]])
 RUNNING = torch.ones(3, 1, dtype=torch.bool)
 
 
-def test_a_terminated_episode_is_worth_nothing_afterwards() -> None:
-    found = estimate_advantages(PAID, VALUES, torch.zeros(1), RUNNING, gamma=0.9, lam=0.8)
-    torch.testing.assert_close(found.flatten(), torch.tensor([1.64768, 1.094, 1.7]))
-
-
-def test_a_cut_episode_is_worth_its_last_state() -> None:
-    found = estimate_advantages(PAID, VALUES, torch.tensor([0.6]), RUNNING, gamma=0.9, lam=0.8)
-    torch.testing.assert_close(found.flatten(), torch.tensor([1.927616, 1.4828, 2.24]))
-
-
-def test_with_lambda_one_the_advantage_is_return_minus_value() -> None:
-    found = estimate_advantages(PAID, VALUES, torch.zeros(1), RUNNING, gamma=1.0, lam=1.0)
-    torch.testing.assert_close(found + VALUES, torch.tensor([[3.0], [2.0], [2.0]]))
-
-
-def test_with_lambda_zero_it_is_the_one_step_error() -> None:
-    found = estimate_advantages(PAID, VALUES, torch.zeros(1), RUNNING, gamma=1.0, lam=0.0)
-    torch.testing.assert_close(found.flatten(), torch.tensor([0.9, -0.1, 1.7]))
+@pytest.mark.parametrize(
+    ("last", "gamma", "lam", "expected"),
+    [
+        (0.0, 0.9, 0.8, [1.64768, 1.094, 1.7]),  # the episode has ended, and nothing follows
+        (0.6, 0.9, 0.8, [1.927616, 1.4828, 2.24]),  # it was cut, and is worth its last state
+        (0.0, 1.0, 1.0, [2.5, 1.6, 1.7]),  # return minus value
+        (0.0, 1.0, 0.0, [0.9, -0.1, 1.7]),  # the one-step error
+    ],
+)
+def test_advantages_worked_out_by_hand(last: float, gamma: float, lam: float, expected: list[float]) -> None:
+    found = estimate_advantages(PAID, VALUES, torch.tensor([last]), RUNNING, gamma, lam)
+    torch.testing.assert_close(found.flatten(), torch.tensor(expected))
 
 
 @pytest.mark.parametrize("steps", [1, 2])

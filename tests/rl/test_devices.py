@@ -156,11 +156,7 @@ def test_an_update_waits_once_per_minibatch_and_once_for_its_figures(record: boo
         assert found["optimizer_steps"] == steps
         # Which steps belong to episodes, and whether the step is taken; of recorded minibatches, figures and norms.
         recorded = steps if record else 0
-        places = {
-            "rl/ppo.py backward": steps,
-            "rl/ppo.py update": steps,
-            "rl/ppo.py fetch_figures": 1 + recorded,
-        }
+        places = {"rl/ppo.py backward": steps, "rl/ppo.py update": steps, "rl/ppo.py fetch_figures": 1 + recorded}
         assert {place: far.reads.count(place) for place in places} == places
         assert len(far.reads) <= sum(places.values()) + READS_OF_STATISTICS
         assert set(far.waits) <= {"rl/ppo.py update"}  # the weights of the entropies

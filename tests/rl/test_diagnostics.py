@@ -134,12 +134,7 @@ def test_each_skipped_update_halves_the_rate_of_those_that_follow() -> None:
 
 @pytest.mark.parametrize(
     ("updates", "expected"),
-    [
-        ([12, 1, 0, 1], (Anomaly.SHORT_UPDATES,)),
-        ([1, 1, 12], ()),
-        ([1, 2, 1], ()),
-        ([1, 1], ()),
-    ],
+    [([12, 1, 0, 1], (Anomaly.SHORT_UPDATES,)), ([1, 1, 12], ()), ([1, 2, 1], ()), ([1, 1], ())],
 )
 def test_updates_that_keep_ending_at_once_are_an_anomaly(updates: list[int], expected: tuple[Anomaly, ...]) -> None:
     assert THRESHOLDS.short_updates == 3

@@ -120,16 +120,6 @@ def test_every_trouble_costs_its_penalty_and_nothing_else_is_lost(reward: str) -
     np.testing.assert_allclose(totals(results), running.potential - 0.1 * troubles, atol=1e-9)
 
 
-def test_neighbours_do_not_notice() -> None:
-    chosen = instances(3)
-    ill, well = spoilt(), Episodes(ShortSuite(), chosen, QUICK)
-    for one, other in zip(play(ill), play(well), strict=True):
-        for network in (0, 2):
-            assert one.reward[network] == other.reward[network]
-            assert one.evaluation.loss[network] == other.evaluation.loss[network]
-    assert torch.equal(ill.population.host.values[[0, 2]], well.population.host.values[[0, 2]])
-
-
 def test_seeds_are_pruned_into_their_cooldown_and_the_controller_sees_it() -> None:
     running = spoilt()
     germinate = np.stack([make_action(Op.GERMINATE, 0, 0)] * 3)
@@ -179,12 +169,6 @@ def test_a_plateau_ends_an_episode_unless_a_seed_is_unfinished() -> None:
     results = [running.step(make_wait_actions(2)) for _ in range(4)]
     assert [result.finished.tolist() for result in results] == [[False, False], *[[True, False]] * 3]
     assert running.step_index.tolist() == [3, 5]
-
-
-def test_without_a_plateau_set_episodes_go_to_their_horizon() -> None:
-    chosen = [replace(one, learning_rate=1e-12, drift_step=None) for one in instances(2)]
-    running = Episodes(ShortSuite(), chosen, QUICK)
-    assert len(play(running)) == ShortSuite.steps
 
 
 def test_caps_hold_in_episodes() -> None:

@@ -16,7 +16,7 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
 import esper.rl
-from esper.engine.observation import SLOT_FEATURES, list_features
+from esper.engine.observation import list_features
 from esper.errors import ConfigError, IllegalActionError, TaskError
 from esper.lifecycle.actions import (
     RELEVANT,
@@ -34,6 +34,9 @@ from rl.gym_support import RULES, STEPS, assert_same, legal_action, legal_action
 from rl.short import SUITE
 
 __all__ = ["short_episodes"]
+
+pytestmark = pytest.mark.usefixtures("short_episodes")
+
 
 E, S, K = 3, len(SUITE.sites), len(SUITE.blueprints)
 EVERYONE = np.ones(E, np.bool_)
@@ -55,7 +58,6 @@ def rows(arrays: Arrays, chosen: Any) -> Arrays:
     return {name: array[chosen] for name, array in arrays.items()}
 
 
-@pytest.mark.usefixtures("short_episodes")
 @pytest.mark.parametrize("promise", [None, {"every": 2, "first": 1, "examples": 8}], ids=["plain", "with promise"])
 def test_spaces_are_finite_and_hold_what_is_observed(promise: dict[str, int] | None) -> None:
     env, lists = make(conduct={"promise": promise}), list_features(promise is not None)
@@ -84,7 +86,6 @@ def test_spaces_are_finite_and_hold_what_is_observed(promise: dict[str, int] | N
     assert terminated.all()
 
 
-@pytest.mark.usefixtures("short_episodes")
 def test_masks_say_exactly_what_is_legal() -> None:
     env = make(rules=open_rules(cooldown=(1, 1, 1), isolation="shadow", min_training_steps=1))
     rng = np.random.default_rng(0)
@@ -119,7 +120,6 @@ def legal_by(masks: dict[str, np.ndarray], chosen: np.ndarray) -> bool:
     return all(given[head.name.lower()][chosen[head]] for head in others)
 
 
-@pytest.mark.usefixtures("short_episodes")
 def test_an_action_takes_effect_if_and_only_if_the_conditional_masks_allow_it() -> None:
     env, rng = make(), np.random.default_rng(0)
     _, info = env.reset(seed=0)
@@ -138,7 +138,6 @@ def test_an_action_takes_effect_if_and_only_if_the_conditional_masks_allow_it() 
     assert min(verdicts.count(True), verdicts.count(False)) >= 5
 
 
-@pytest.mark.usefixtures("short_episodes")
 @pytest.mark.parametrize(
     ("given", "effective"),
     [
@@ -161,7 +160,6 @@ def test_any_integers_are_made_legal_and_told(given: np.ndarray, effective: np.n
     assert info["_canonicalised"].all()
 
 
-@pytest.mark.usefixtures("short_episodes")
 @pytest.mark.parametrize(
     "actions",
     [
@@ -180,7 +178,6 @@ def test_what_is_no_action_array_is_refused_and_changes_nothing(actions: np.ndar
     assert_same(env.step(make_wait_actions(E))[0], undisturbed.step(make_wait_actions(E))[0])
 
 
-@pytest.mark.usefixtures("short_episodes")
 def test_rewards_add_up_to_j_and_the_test_score_is_there_to_ask() -> None:
     env = make()
     env.reset(seed=0)
@@ -192,7 +189,6 @@ def test_rewards_add_up_to_j_and_the_test_score_is_there_to_ask() -> None:
     assert final.score.shape == final.accuracy.shape == final.added_parameters.shape == (E,)
 
 
-@pytest.mark.usefixtures("short_episodes")
 def test_seeds_decide_everything() -> None:
     env, other = make(), make()
     first, info = env.reset(seed=5)
@@ -207,7 +203,6 @@ def test_seeds_decide_everything() -> None:
     assert different["globals"].tolist() != first["globals"].tolist()
 
 
-@pytest.mark.usefixtures("short_episodes")
 def test_a_list_of_seeds_and_a_network_s_own_stream() -> None:
     env, alone = make(), make(count=1)
     names = [env.reset(seed=[7, None, 9])[1]["instance"]]
@@ -221,14 +216,12 @@ def test_a_list_of_seeds_and_a_network_s_own_stream() -> None:
         env.reset(seed=[1, 2])
 
 
-@pytest.mark.usefixtures("short_episodes")
 def test_the_split_and_the_suite_are_the_ones_asked_for() -> None:
     families = {name.split("/")[0] for name in make(split="transfer", count=12).reset(seed=0)[1]["instance"]}
     assert families
     assert families <= set(SUITE.transfer_families)
 
 
-@pytest.mark.usefixtures("short_episodes")
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
@@ -246,7 +239,6 @@ def test_what_cannot_be_made_is_refused(settings: dict[str, Any], error: type[Ex
         make(**settings)
 
 
-@pytest.mark.usefixtures("short_episodes")
 def test_an_unknown_suite_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     with pytest.raises(TaskError, match="tokens"):
@@ -255,7 +247,6 @@ def test_an_unknown_suite_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         make_vector(1, autoreset_mode="Never")
 
 
-@pytest.mark.usefixtures("short_episodes")
 def test_a_reset_mask_begins_some_episodes_anew_and_leaves_the_others() -> None:
     env, undisturbed = make(), make()
     env.reset(seed=0)
@@ -280,7 +271,6 @@ def test_a_reset_mask_begins_some_episodes_anew_and_leaves_the_others() -> None:
     assert env.step(make_wait_actions(E))[2].tolist() == [False, False, False]
 
 
-@pytest.mark.usefixtures("short_episodes")
 def test_a_seed_with_a_reset_mask_reaches_the_masked_only() -> None:
     env, undisturbed, mask = make(), make(), np.array([False, True, False])
     env.reset(seed=0)
@@ -292,7 +282,6 @@ def test_a_seed_with_a_reset_mask_reaches_the_masked_only() -> None:
     assert own[1] != expected[1]
 
 
-@pytest.mark.usefixtures("short_episodes")
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -309,7 +298,6 @@ def test_reset_options_are_checked(options: dict[str, Any], message: str) -> Non
         env.reset(options=options)
 
 
-@pytest.mark.usefixtures("short_episodes")
 def test_what_was_not_begun_cannot_go_on() -> None:
     env = make()
     with pytest.raises(ResetNeeded, match=r"call reset\(\) before step"):
@@ -318,7 +306,6 @@ def test_what_was_not_begun_cannot_go_on() -> None:
         env.reset(options={"reset_mask": np.array([True, False, False])})
 
 
-@pytest.mark.usefixtures("short_episodes")
 @pytest.mark.parametrize("mode", list(Mode))
 def test_modes_are_declared_where_gymnasium_looks(mode: AutoresetMode) -> None:
     with warnings.catch_warnings():
@@ -343,7 +330,6 @@ def staggered(mode: AutoresetMode) -> GrowthVectorEnv:
     return env
 
 
-@pytest.mark.usefixtures("short_episodes")
 def test_same_step_begins_anew_in_the_step_that_ends() -> None:
     env, core = staggered(Mode.SAME_STEP), staggered(Mode.DISABLED)
     assert isinstance(env, SameStepGrowth)
@@ -367,7 +353,6 @@ def test_same_step_begins_anew_in_the_step_that_ends() -> None:
     assert_same(env.step(make_wait_actions(E))[0], core.step(make_wait_actions(E))[0])
 
 
-@pytest.mark.usefixtures("short_episodes")
 def test_next_step_begins_anew_in_the_step_after() -> None:
     env, core = staggered(Mode.NEXT_STEP), staggered(Mode.DISABLED)
     assert isinstance(env, NextStepGrowth)
@@ -388,7 +373,6 @@ def test_next_step_begins_anew_in_the_step_after() -> None:
     assert_same(rows(env.step(make_wait_actions(E))[0], ended), rows(core.step(make_wait_actions(E))[0], ended), 1e-4)
 
 
-@pytest.mark.usefixtures("short_episodes")
 def test_next_step_when_all_end_together() -> None:
     env, core = make(Mode.NEXT_STEP), make()
     env.reset(seed=0)
@@ -403,7 +387,6 @@ def test_next_step_when_all_end_together() -> None:
     assert not wait_until_the_end(env)[3].any()
 
 
-@pytest.mark.usefixtures("short_episodes")
 @pytest.mark.parametrize("mode", list(Mode))
 def test_gymnasium_s_own_statistics_agree(mode: AutoresetMode) -> None:
     env = RecordEpisodeStatistics(make(mode))
@@ -419,13 +402,11 @@ def test_gymnasium_s_own_statistics_agree(mode: AutoresetMode) -> None:
         env.step(make_wait_actions(E))
 
 
-@pytest.mark.usefixtures("short_episodes")
 def test_specs_are_plain_json() -> None:
     env = gymnasium.make_vec(esper.rl.ENVIRONMENT, num_envs=2, suite="digits", rules={"cooldown": [1, 1, 1]})
     assert json.loads(env.unwrapped.spec.to_json())["kwargs"]["suite"] == "digits"
 
 
-@pytest.mark.usefixtures("short_episodes")
 def test_importing_esper_imports_neither_torch_nor_gymnasium() -> None:
     script = """
 import sys, esper
@@ -445,7 +426,6 @@ def make_single() -> GrowthEnv:
     return GrowthEnv(rules=RULES)
 
 
-@pytest.mark.usefixtures("short_episodes")
 def test_gymnasium_s_checker_has_nothing_to_say() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -453,7 +433,6 @@ def test_gymnasium_s_checker_has_nothing_to_say() -> None:
         check_env(env.unwrapped, skip_render_check=False)
 
 
-@pytest.mark.usefixtures("short_episodes")
 def test_gymnasium_s_wrappers_let_an_episode_run_to_its_end() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -464,7 +443,6 @@ def test_gymnasium_s_wrappers_let_an_episode_run_to_its_end() -> None:
     assert ends == [(False, False)] * (STEPS - 1) + [(True, False)]
 
 
-@pytest.mark.usefixtures("short_episodes")
 def test_it_is_a_view_of_one_network() -> None:
     single, vector, rng = make_single(), GrowthVectorEnv(1, rules=RULES), np.random.default_rng(0)
     for seed in (3, None):
@@ -488,21 +466,6 @@ def test_it_is_a_view_of_one_network() -> None:
         assert single.final_score() == vector.final_score().score[0]
 
 
-@pytest.mark.usefixtures("short_episodes")
-def test_illegal_actions_become_wait_and_are_told() -> None:
-    env = make_single()
-    env.reset(seed=0)
-    *_, info = env.step(make_action(Op.PRUNE, 1))
-    assert info["action"].tolist() == make_wait_actions(1)[0].tolist()
-    assert info["canonicalised"] is True
-    *_, info = env.step(make_action(Op.GERMINATE, 1, 2))
-    assert info["action"].tolist() == make_action(Op.GERMINATE, 1, 2).tolist()
-    assert info["canonicalised"] is False
-    with pytest.raises(IllegalActionError, match="integer array"):
-        env.step(np.zeros(8))
-
-
-@pytest.mark.usefixtures("short_episodes")
 def test_an_episode_must_be_begun_and_ends() -> None:
     env = make_single()
     with pytest.raises(ResetNeeded):
@@ -516,7 +479,6 @@ def test_an_episode_must_be_begun_and_ends() -> None:
         env.reset(options={"mask": True})
 
 
-@pytest.mark.usefixtures("short_episodes")
 def test_what_is_returned_is_the_caller_s() -> None:
     env, other = make_single(), make_single()
     observation, info = env.reset(seed=0)
@@ -534,37 +496,6 @@ def make_short(**settings: Any) -> GrowthVectorEnv:
     return make_vector(E, **{"rules": RULES, **settings})
 
 
-@pytest.mark.usefixtures("short_episodes")
-def test_an_episode_may_end_on_a_plateau() -> None:
-    env = make_short(conduct={"plateau": 1, "governor": None})
-    _, info = env.reset(seed=0)
-    ended = np.zeros(E, np.bool_)
-    for _ in range(STEPS):
-        _, _, terminated, truncated, info = env.step(make_wait_actions(E))
-        assert not truncated.any()
-        ended |= terminated
-        if terminated.any():
-            break
-    assert ended.any()
-    assert not info["rolled_back"].any()
-    assert (env.growth.episodes.finished == ended).all()
-    _, info = env.reset(options={"reset_mask": ended})
-    assert not env.growth.episodes.finished.any()
-
-
-@pytest.mark.usefixtures("short_episodes")
-def test_counterfactuals_may_take_turns() -> None:
-    env = make_short(conduct={"counterfactual_every": 3, "governor": None})
-    env.reset(seed=0)
-    age = [feature.name for feature in SLOT_FEATURES].index("evidence_age")
-    seen = []
-    for step in range(4):
-        observation, *_ = env.step(np.stack([make_action(Op.WAIT) if step else make_action(Op.GERMINATE, 0, 0)] * E))
-        seen.append(np.rint(observation["slots"][:, 0, age] * STEPS).astype(int).tolist())
-    assert seen == [[0] * E, [1] * E, [2] * E, [0] * E]
-
-
-@pytest.mark.usefixtures("short_episodes")
 def test_a_rollback_is_told() -> None:
     env = make_short(conduct={"governor": {"max_rollbacks": 0}})
     env.reset(seed=0)

@@ -42,14 +42,6 @@ def test_the_surrogate_stops_rewarding_ratios_beyond_the_clip_range() -> None:
     assert moved.deviation.item() == pytest.approx(0.5)
 
 
-def test_clipped_decisions_pass_no_gradient() -> None:
-    log_prob = torch.tensor([1.5, 1.1]).log().requires_grad_()
-    compute_joint_surrogate(log_prob, torch.zeros(2), torch.ones(2), clip=0.2, count=torch.tensor(2)).backward()
-    assert log_prob.grad is not None
-    assert log_prob.grad[0] == 0
-    assert log_prob.grad[1] < 0
-
-
 def test_the_kl_estimate_is_unbiased() -> None:
     old, new = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.4, 0.4, 0.2])
     counts = (old * 10_000).round().long()
@@ -151,31 +143,9 @@ def decided(is_open: Tensor, shift: float = 0.3) -> Decided:
     return Decided(log_prob, old, torch.randn(T, E, generator=random), is_open)
 
 
-def some_open() -> Tensor:
-    """Operations in every step, every other head in some, the last in none."""
-    is_open = torch.rand(T, E, 8, generator=torch.Generator().manual_seed(1)) < torch.linspace(1, 0.2, 8)
-    is_open[..., 0], is_open[..., 7] = True, False
-    return is_open
-
-
 def gradient_of(loss: Tensor, data: Decided) -> Tensor:
     (found,) = torch.autograd.grad(loss, data.log_prob)
     return found
-
-
-def test_the_factored_surrogate_is_its_formula() -> None:
-    """Summed up decision by decision."""
-    data = decided(some_open())
-    log_ratio = (data.log_prob - data.old).tolist()
-    expected = 0.0
-    for head in Head:
-        places = data.is_open[..., head].nonzero().tolist()
-        for t, e in places:
-            ratio = math.exp(log_ratio[t][e][head])
-            advantage = float(data.advantage[t, e])
-            expected -= min(ratio * advantage, min(max(ratio, 0.8), 1.2) * advantage) / len(places)
-    assert data.loss().item() == pytest.approx(expected, rel=1e-5)
-    assert (find_clipped(data.log_prob, data.old, 0.2) & data.is_open).any()
 
 
 def test_the_factored_surrogate_of_two_decisions_worked_out_by_hand() -> None:
@@ -197,29 +167,6 @@ def test_both_surrogates_are_the_same_where_one_head_alone_has_a_choice_in_every
     factored = data.loss()
     torch.testing.assert_close(factored, joint)
     assert torch.equal(gradient_of(factored, data), gradient_of(joint, data) * is_open)
-
-
-def test_at_ratio_one_each_head_gets_the_mean_of_its_own_decisions() -> None:
-    data = decided(some_open(), shift=0.0)
-    shares = data.is_open / data.occurrences.clamp(min=1)
-    torch.testing.assert_close(gradient_of(data.loss(), data), -data.advantage[..., None] * shares)
-    joint = compute_joint_surrogate(data.log_prob.sum(-1), data.old.sum(-1), data.advantage, 0.2, torch.tensor(T * E))
-    torch.testing.assert_close(gradient_of(joint, data), (-data.advantage[..., None] / (T * E)).expand(T, E, 8))
-
-
-def test_heads_without_a_choice_get_exactly_no_gradient() -> None:
-    data = decided(some_open())
-    gradient = gradient_of(data.loss(), data)
-    assert (gradient[~data.is_open] == 0).all()
-    assert (gradient[data.is_open] != 0).any()
-
-
-@pytest.mark.parametrize("split", [1, 3, 5])
-def test_the_factored_surrogates_of_parts_add_up_to_that_of_the_whole(split: int) -> None:
-    data = decided(some_open())
-    parts = data.loss(slice(0, split)) + data.loss(slice(split, T))
-    torch.testing.assert_close(parts, data.loss())
-    torch.testing.assert_close(gradient_of(parts, data), gradient_of(data.loss(), data))
 
 
 def test_without_any_choice_the_factored_surrogate_is_zero() -> None:

@@ -15,12 +15,7 @@ from rl.probes import Probe, blank_observation, collect, free_masks, learner, on
 pytestmark = pytest.mark.landing
 
 QUICK = plain_ppo(
-    learning_rate=3e-3,
-    final_learning_rate=1e-3,
-    minibatches=2,
-    entropy_start=0.02,
-    entropy_floor=0.0,
-    target_kl=0.1,
+    learning_rate=3e-3, final_learning_rate=1e-3, minibatches=2, entropy_start=0.02, entropy_floor=0.0, target_kl=0.1
 )
 ENVIRONMENTS = 32
 

@@ -165,10 +165,7 @@ def test_progress_counts_all_slots() -> None:
 
 @pytest.mark.landing
 @pytest.mark.parametrize(("mode", "family"), WAYS)
-@given(
-    contribution=st.floats(0.08, 0.5),
-    size=st.floats(0, 1),
-)
+@given(contribution=st.floats(0.08, 0.5), size=st.floats(0, 1))
 def test_holding_a_good_seed_never_pays_more_than_keeping_it(
     mode: str, family: str, contribution: float, size: float
 ) -> None:

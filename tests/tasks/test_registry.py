@@ -148,11 +148,7 @@ def test_a_name_that_is_unknown_is_refused_with_how_to_name_files(file: Path) ->
         (SHORT + "    def __init__(self): open('none')", "short", "'short' cannot be made: FileNotFoundError"),
         (SHORT, "digits", "no suite is called 'digits'; choose from short, in .*mine.py"),
         (SHORT, "shorter", "no suite is called 'shorter'; did you mean 'short'"),
-        (
-            SHORT.replace('"short"', '"tokens"'),
-            "tokens",
-            "'tokens' of Short is taken by .*:TokenSuite",
-        ),
+        (SHORT.replace('"short"', '"tokens"'), "tokens", "'tokens' of Short is taken by .*:TokenSuite"),
         (SHORT.replace("(TokenSuite)", "(Suite)").replace("import TokenSuite", "import Suite"), "short", "cannot be"),
         (SHORT.replace("    steps = 10\n", "") + "    del TokenSuite.batch_size\n", "short", "does not define batch_"),
         (SHORT + "    objective = 'f1'\n", "short", "has the objective 'f1': accuracy or loss"),

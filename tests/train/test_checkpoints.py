@@ -102,65 +102,34 @@ class TestSavingAndLoading:
         assert checkpoints.latest().state == {"try": 2}
 
 
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+DAMAGES: dict[str, Callable[[Checkpoints], object]] = {
+    "flipped tensors": lambda own: flip(tensors_file(own, 2)),
+    "truncated tensors": lambda own: os.truncate(tensors_file(own, 2), 10),
+    "no tensors": lambda own: tensors_file(own, 2).unlink(),
+    "truncated manifest": lambda own: os.truncate(manifest_file(own, 2), 10),
+    "empty manifest": lambda own: manifest_file(own, 2).write_text(""),
+    "garbled manifest": lambda own: manifest_file(own, 2).write_bytes(b"\xff\xfe\x00" * 9),
+    "nested manifest": lambda own: manifest_file(own, 2).write_text("[" * 200_000),
+    "changed state": lambda own: edit_manifest(own, 2, lambda content: content["state"].update(cursor=18)),
+    "lost field": lambda own: edit_manifest(own, 2, lambda content: content.pop("state")),
+    "another iteration": lambda own: edit_manifest(own, 2, lambda content: content.update(iteration=5)),
+}
+
+
 class TestDamage:
-    def damage_tensors(self, checkpoints: Checkpoints) -> None:
-        path = tensors_file(checkpoints, 2)
-        content = bytearray(path.read_bytes())
-        content[-1] ^= 1
-        path.write_bytes(content)
-
-    def truncate_tensors(self, checkpoints: Checkpoints) -> None:
-        os.truncate(tensors_file(checkpoints, 2), 10)
-
-    def remove_tensors(self, checkpoints: Checkpoints) -> None:
-        tensors_file(checkpoints, 2).unlink()
-
-    def truncate_manifest(self, checkpoints: Checkpoints) -> None:
-        os.truncate(manifest_file(checkpoints, 2), 10)
-
-    def empty_manifest(self, checkpoints: Checkpoints) -> None:
-        manifest_file(checkpoints, 2).write_text("")
-
-    def garble_manifest(self, checkpoints: Checkpoints) -> None:
-        manifest_file(checkpoints, 2).write_bytes(b"\xff\xfe\x00" * 9)
-
-    def nest_manifest(self, checkpoints: Checkpoints) -> None:
-        manifest_file(checkpoints, 2).write_text("[" * 200_000)
-
-    def change_state(self, checkpoints: Checkpoints) -> None:
-        edit_manifest(checkpoints, 2, lambda content: content["state"].update(cursor=18))
-
-    def remove_field(self, checkpoints: Checkpoints) -> None:
-        edit_manifest(checkpoints, 2, lambda content: content.pop("state"))
-
-    def rename(self, checkpoints: Checkpoints) -> None:
-        edit_manifest(checkpoints, 2, lambda content: content.update(iteration=5))
-
-    @pytest.mark.parametrize(
-        "damage",
-        [
-            damage_tensors,
-            truncate_tensors,
-            remove_tensors,
-            truncate_manifest,
-            empty_manifest,
-            garble_manifest,
-            nest_manifest,
-            change_state,
-            remove_field,
-            rename,
-        ],
-        ids=lambda damage: damage.__name__,
-    )
+    @pytest.mark.parametrize("name", DAMAGES)
     def test_the_checkpoint_before_serves_with_a_warning(
-        self,
-        checkpoints: Checkpoints,
-        damage: Callable[["TestDamage", Checkpoints], None],
-        caplog: pytest.LogCaptureFixture,
+        self, checkpoints: Checkpoints, name: str, caplog: pytest.LogCaptureFixture
     ):
         checkpoints.save(1, TENSORS, {"cursor": 1})
         checkpoints.save(2, TENSORS, {"cursor": 2})
-        damage(self, checkpoints)
+        DAMAGES[name](checkpoints)
         with caplog.at_level(logging.WARNING):
             latest = checkpoints.latest()
         assert (latest.iteration, latest.state) == (1, {"cursor": 1})

@@ -28,19 +28,8 @@ TENSORS = {
 STATE = {"cursor": 17, "generator": {"state": 2**127 + 1, "inc": -5}, "order": [3, 1, 2], "best": 0.25, "name": "é"}
 TOKENS = [
     *(b"NaN", b"Infinity", b"-Infinity", b"1e999", b"-1", b"0", b"1.0", b"true", b"null", b"9" * 30, b"9" * 5000),
-    *(
-        b"[" * 3000,
-        b'{"a":' * 3000,
-        b"{}",
-        b"[]",
-        b'""',
-        b'"\\ud800"',
-        b'"\\u0000"',
-        b"\x00",
-        b"\xff\xfe",
-        b"\n",
-        b"\x1b[31m",
-    ),
+    *(b"[" * 3000, b'{"a":' * 3000, b"{}", b"[]", b'""', b'"\\ud800"', b'"\\u0000"', b"\x00", b"\xff\xfe", b"\n"),
+    b"\x1b[31m",
     *(b'"__metadata__":{"a":"b"},', b'"F4"', b'"C64"', b'"F8_E4M3"', b'"BOOL"', b'"I64"', b"18446744073709551616"),
     *(b'"shape":[9223372036854775807,0]', b'"data_offsets":[0,99999999999]', b"[4294967296,4294967296]", b"[0,0]"),
     *(
@@ -100,23 +89,8 @@ class Target:
         header = json.loads(self.tensors[8 : self._header_end])
         entry = header[self._mutator.random.choice(sorted(header))]
         odd = (
-            -1,
-            0,
-            1,
-            2**31,
-            2**63,
-            2**64,
-            1.5,
-            "F64",
-            "I8",
-            "F4",
-            [],
-            [0],
-            [2**62, 0],
-            [0, 2**63],
-            [1] * 99,
-            [6, 0],
-            {},
+            *(-1, 0, 1, 2**31, 2**63, 2**64, 1.5, "F64", "I8", "F4", [], [0], [2**62, 0], [0, 2**63], [1] * 99),
+            *([6, 0], {}),
         )
         entry[self._mutator.random.choice(("dtype", "shape", "data_offsets", "more"))] = self._mutator.random.choice(
             odd
@@ -138,23 +112,8 @@ class Target:
     def _field(self) -> tuple[bytes, bytes]:
         name = self._mutator.random.choice(sorted(json.loads(self.manifest)))
         odd = (
-            None,
-            True,
-            -1,
-            2,
-            2.0,
-            2**63,
-            2**80,
-            1e308,
-            float("nan"),
-            "2",
-            "",
-            "\x1b\n",
-            [],
-            {},
-            [[]],
-            "../../x",
-            "a" * 64,
+            *(None, True, -1, 2, 2.0, 2**63, 2**80, 1e308, float("nan"), "2", "", "\x1b\n", [], {}, [[]]),
+            *("../../x", "a" * 64),
         )
         return self.tensors, self._edited(**{name: self._mutator.random.choice(odd)})
 

@@ -21,22 +21,10 @@ KILLED, DONE = -9, 0
 
 FEW = [("in the store's schema", 1), ("half the tensors", 2), ("store's flush", 4), ("probe", 5)]
 MANY = [
-    ("in the store's schema", 1),
-    ("making the store", 1),
-    ("store's flush", 1),
-    ("half the tensors", 1),
-    ("no manifest", 1),
-    ("fresh checkpoint", 1),
-    ("baselines", 3),
-    ("rollout", 12),
-    ("update", 1),
-    ("update", 3),
-    ("probe", 2),
-    ("store's flush", 3),
-    ("no manifest", 2),
-    ("half the manifest", 2),
-    ("fresh checkpoint", 2),
-    ("rollout", 20),
+    *(("in the store's schema", 1), ("making the store", 1), ("store's flush", 1), ("half the tensors", 1)),
+    *(("no manifest", 1), ("fresh checkpoint", 1), ("baselines", 3), ("rollout", 12), ("update", 1)),
+    *(("update", 3), ("probe", 2), ("store's flush", 3), ("no manifest", 2), ("half the manifest", 2)),
+    *(("fresh checkpoint", 2), ("rollout", 20)),
 ]
 RANDOM = 6
 TRIES = 4
@@ -70,16 +58,9 @@ def killed_and_resumed(launch: Launcher, path: Path, whole: Path, place: str | N
     return status == KILLED
 
 
-@pytest.mark.parametrize(("place", "count"), FEW)
-def test_a_killed_run_goes_on_as_if_nothing_had_been(
-    launch: Launcher, whole: tuple[Path, float], tmp_path: Path, place: str, count: int, count_figure: Count
-):
-    assert killed_and_resumed(launch, tmp_path / "run", whole[0], place, count, 0)
-    count_figure("training runs killed and resumed bit-exactly", 1)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("place", "count"), MANY)
+@pytest.mark.parametrize(
+    ("place", "count"), [*FEW, *(pytest.param(*kill, marks=pytest.mark.slow) for kill in MANY if kill not in FEW)]
+)
 def test_a_run_survives_a_kill_at_every_place(
     launch: Launcher, whole: tuple[Path, float], tmp_path: Path, place: str, count: int, count_figure: Count
 ):

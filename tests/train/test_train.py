@@ -34,7 +34,7 @@ from esper.train.evaluation import evaluate_controllers, make_evaluation_config
 from esper.train.settings import TrainSettings
 from esper.train.trainer import Trainer
 from esper.train.workers import LocalWorkers
-from train.runs import at, ignore, resumed, short_suite, started, tiny
+from train.runs import at, figures, ignore, resumed, short_suite, started, tiny
 
 with short_suite():
     # A policy that plants and keeps a module in every slot.
@@ -66,12 +66,6 @@ def cut_power() -> None:
 
 def learned(trainer: Trainer) -> dict[str, torch.Tensor]:
     return trainer.learner.state_tensors()
-
-
-def figures(path: Path) -> dict[str, list[tuple[int, float]]]:
-    """All scalars of a run but those that measure time."""
-    with RunReader.open(RunDirectory(path).store) as reader:
-        return {name: reader.series(name) for name in reader.scalar_names() if name != "seconds"}
 
 
 def history(path: Path) -> dict[str, Any]:
