@@ -333,7 +333,6 @@ def stir(model: GrowingModel, slot: str, blueprint: str, alpha: float = 0.7) -> 
 def outputs(network: nn.Module, arguments: Arguments) -> Tensor:
     """Logits ``[N, classes]``, whatever the network's way of returning them."""
     returned = find_output_tensor(call_host(network, arguments))
-    assert returned is not None
     return returned.movedim(1, -1).flatten(0, -2) if returned.dim() == 4 else returned.flatten(0, -2)
 
 

@@ -64,13 +64,13 @@ def write_results(folder: Path, base: Any, head: Any) -> list[Path]:
 def test_a_scenario_that_fails_is_never_equal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     failed = {"error": "ValueError: no"}
     folders = write_results(tmp_path, failed, failed)
-    assert not same_bits.compare_scenario("some", folders, [None, None])  # type: ignore[list-item]
+    assert not same_bits.compare_scenario("some", folders, [None, None])
     assert capsys.readouterr().out == "FAILED  some\n  base: ValueError: no\n  head: ValueError: no\n"
 
 
 def test_one_line_says_that_a_scenario_is_equal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folders = write_results(tmp_path, {"tree": TREE, "seconds": 1.0}, {"tree": TREE, "seconds": 2.0})
-    assert same_bits.compare_scenario("some", folders, [None, None])  # type: ignore[list-item]
+    assert same_bits.compare_scenario("some", folders, [None, None])
     assert capsys.readouterr().out == f"equal   some  {same_bits.hash_tree(TREE)[:16]}  2.0 s\n"
 
 

@@ -67,7 +67,6 @@ def test_ctrl_c_ends_the_run_with_a_checkpoint_and_its_ray(tmp_path: Path):
     path = tmp_path / "run"
     words = [*WORDS, "--set", "iterations=1000", "--run-dir", str(path), *RAY]
     with subprocess.Popen(esper(words), env=ENVIRONMENT, stdout=subprocess.PIPE, text=True, process_group=0) as process:
-        assert process.stdout is not None
         for line in process.stdout:
             if line.startswith("iteration 1/"):
                 break

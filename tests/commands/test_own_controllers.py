@@ -57,7 +57,6 @@ def last_json(text: str) -> dict[str, Any]:
 @pytest.mark.usefixtures("_short_suite")
 def test_the_page_ends_with_a_command_that_benchmarks_its_controller(file: Path, capsys: Capture):
     command = re.search(r"^esper (evaluate --controller eager\.py:Eager .*)$", PAGE.read_text(), re.MULTILINE)
-    assert command is not None
     words = command[1].replace("eager.py", str(file)).replace("tokens", "short").replace("256", "4").split()
     assert main([*words, "--json"]) == 0
     printed = capsys.readouterr()

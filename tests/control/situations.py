@@ -103,7 +103,6 @@ class Situation:
 
     def observe(self) -> tuple[Observation, ActionMasks]:
         view = self.view()
-        assert isinstance(view.networks, Population)
         return observe(view), view.networks.legal_actions()
 
     def read(self) -> FeatureReader:

@@ -126,7 +126,6 @@ def test_promises_are_measured_as_the_advisor_wishes() -> None:
     assert controller().promise == OFTEN
     assert TrainSettings().promise == LookSettings().promise
     changed = load_settings(TrainSettings, None, ["policy.advice.rule.promise.every=5"])
-    assert changed.promise is not None
     assert changed.promise.every == 5
     assert load_settings(TrainSettings, None, ["policy.advice=null"]).promise is None
     with pytest.raises(ConfigError, match=r"policy\.advice\.rule\.promise"):

@@ -478,7 +478,6 @@ def test_floors_pass_the_gradient_of_the_mixed_distribution_and_none_to_what_is_
     legal[:, 2] = True
     log_probs = mix_with_uniform(masked_log_softmax(logits, legal), legal, floor)
     (log_probs[:, 2].sum() + compute_normalised_entropy(log_probs, legal).sum()).backward()
-    assert logits.grad is not None
     assert (logits.grad[~legal] == 0).all()
     assert (logits.grad[legal.sum(1) == 1] == 0).all()
     for row in range(60):

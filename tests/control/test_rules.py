@@ -151,7 +151,7 @@ JUDGES = pytest.mark.parametrize("judge", [heuristic, periodic, look], ids=["heu
 
 def contributing(*accuracy: float, **others: object) -> Situation:
     slots = {slot: holding("mlp") for slot, value in enumerate(accuracy) if np.isfinite(value)}
-    return Situation(**{"slots": slots, "accuracy_contribution": accuracy, "progress": 0.9, **others})  # type: ignore[arg-type]
+    return Situation(**{"slots": slots, "accuracy_contribution": accuracy, "progress": 0.9, **others})
 
 
 NAN = float("nan")
@@ -447,7 +447,7 @@ def test_what_cannot_be_replayed_is_refused() -> None:
 def promising(**settings: object) -> Situation:
     """Candidates whose mean promise, at no price, is .6, .5 and .3."""
     promised = {(1, "norm"): (0.7, 0.5), (2, "mlp"): (0.9, 0.1), (0, "gate"): (0.4, 0.2)}
-    return Situation(**{"progress": 0.1, "promises": promised, **settings})  # type: ignore[arg-type]
+    return Situation(**{"progress": 0.1, "promises": promised, **settings})
 
 
 def test_what_promises_most_is_planted() -> None:

@@ -52,7 +52,6 @@ def served(place: Path, port: int) -> Iterator[str]:
     words = [sys.executable, "-m", "esper", "dash", str(place), "--no-browser", "--port", str(port)]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
     try:
-        assert process.stdout is not None
         line = process.stdout.readline()
         assert line.startswith("dashboard: "), line
         yield line.removeprefix("dashboard: ").strip()
@@ -585,7 +584,6 @@ def test_the_server_ends_cleanly_with_a_browser_still_there(browser: Browser, tm
     plant(tmp_path / "run", Plan(networks=1, slots=1, steps=2, iterations=1))
     words = [sys.executable, "-m", "esper", "dash", str(tmp_path), "--no-browser", "--port", "0"]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout is not None
     url = process.stdout.readline().removeprefix("dashboard: ").strip()
     page = browser.new_page()
     page.goto(f"{url}#/events?run=run")

@@ -140,7 +140,6 @@ def test_a_phase_without_a_command_line_reports_by_itself(output: io.StringIO, c
 
 def work_in_silence() -> None:
     """Work."""
-    assert isinstance(FOR_COMMANDS, FakeClock)
     FOR_COMMANDS.pass_by(3 * SECONDS_BETWEEN_LINES)
 
 

@@ -49,7 +49,6 @@ def test_curves_share_a_scale_and_end_with_the_last_epoch():
 
 def show(console: Console) -> str:
     """What three epochs print, before the third of which something is planted."""
-    assert isinstance(console.file, io.StringIO)
     model = build_model("mlp", load("digits"), 0)
     with GrowthPicture(console, model) as picture:
         for epoch in range(1, 4):

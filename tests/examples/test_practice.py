@@ -41,7 +41,6 @@ def test_a_host_grows_and_leaves_a_run_that_all_views_read(tmp_path: Path, capsy
     epochs = [line.split(":")[0] for line in lines if line.startswith("epoch")]
     assert epochs == ["epoch 1/3", "epoch 2/3", "epoch 3/3"]
     accuracy = re.search(r"accuracy without growth 0\.\d+, with growth (0\.\d+)", "\n".join(lines))
-    assert accuracy is not None
     assert weights.is_file()
 
     # What was saved is what was measured
@@ -104,7 +103,6 @@ def test_looking_prints_a_table_and_draws_a_map(tmp_path: Path, capsys: Capture)
         run("look", task="digits", host="mlp", after=after, examples=64, draws=1, layers=True, svg=path)
         printed = capsys.readouterr().out
         found = re.search(r"64 examples, mean loss ([\d.]+)", printed)
-        assert found is not None
         losses.append(float(found[1]))
         assert "Linear" in printed
     assert losses[1] < losses[0]

@@ -118,7 +118,7 @@ def test_what_does_not_fit_is_refused(
 
 def test_names_may_come_as_they_like() -> None:
     for slots in (iter(["0", "2"]), ("0", "2"), {"0": ("mlp",), "2": "auto"}):
-        model = esper.attach(make_host(), slots, example_input=[INPUTS])  # type: ignore[arg-type]
+        model = esper.attach(make_host(), slots, example_input=[INPUTS])
         assert model.slots.keys() == ["0", "2"]
         model.release()
 

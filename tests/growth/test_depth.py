@@ -177,7 +177,7 @@ def test_a_configuration_that_keeps_its_attributes_elsewhere_stays_as_it_is() ->
 
 def test_two_lists_of_blocks_of_one_configuration_give_it_back() -> None:
     host = nn.Sequential(Stack(None, 2), Stack(None, 3))
-    host.config = original = Config(2)  # type: ignore[assignment]
+    host.config = original = Config(2)
     model = esper.attach(host, {r"re:\d\.blocks\.0": ["block_copy"]}, inputs())
     model.slots["0.blocks.0"].germinate("block_copy")
     model.slots["1.blocks.0"].germinate("block_copy")  # whose list now has the length in the configuration
@@ -307,7 +307,7 @@ def test_entries_for_each_block_follow_the_order_of_blocks() -> None:
 
 def test_the_nearest_configuration_that_counts_the_blocks_is_the_one() -> None:
     stacks = nn.Sequential(Stack(Config(3), 3), Stack(Config(2), 2))
-    stacks.config = Config(2)  # type: ignore[assignment]
+    stacks.config = Config(2)
     assert find_configuration(stacks, "0.blocks", 3).configuration is stacks[0].config
     assert find_configuration(stacks, "1.blocks", 2).configuration is stacks[1].config
     assert find_configuration(stacks, "0", 2).configuration is stacks.config

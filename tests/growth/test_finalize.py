@@ -554,7 +554,7 @@ def test_a_forward_that_copies_share_is_found_out() -> None:
     seeded()
     layer = nn.Linear(5, 6)
     original = layer.forward
-    layer.forward = lambda inputs: original(inputs) + 0  # type: ignore[method-assign]
+    layer.forward = lambda inputs: original(inputs) + 0
     with pytest.raises(ExportError, match="added to the weight of '0'"):
         updated(nn.Sequential(layer, nn.ReLU()), "0").finalize()
 

@@ -32,7 +32,7 @@ def trained() -> ResNet:
 
 def attached(host: nn.Module | None = None, **options: object) -> GrowingModel:
     frozen = {"freeze_host": True, **options}
-    return esper.attach(trained() if host is None else host, SLOTS, images(2), **frozen)  # pyright: ignore[reportArgumentType]
+    return esper.attach(trained() if host is None else host, SLOTS, images(2), **frozen)
 
 
 def grow(model: GrowingModel, steps: int = 5) -> GrowingModel:
@@ -135,7 +135,7 @@ def test_what_is_compiled_first_without_growth_has_it_afterwards(
     with torch.no_grad():
         expected = model(inputs)
         if part == "model in a wrapper":
-            compiled = torch.compile(model, backend="eager")  # pyright: ignore[reportAssignmentType]
+            compiled = torch.compile(model, backend="eager")
         else:
             parts = {"model in place": model, "host": model.host, "layer": next(reversed(list(model.host.children())))}
             parts[part].compile(backend="eager")

@@ -94,8 +94,8 @@ def test_it_is_merged_into_the_weight(layer: str, blueprint: str) -> None:
 
 
 def test_names_say_the_rank() -> None:
-    assert {get(name).rank for name in RANKS} == {1, 2, 4, 8, 16, 32, 64}  # pyright: ignore[reportAttributeAccessIssue]
-    assert all(name == "lora" or name == f"lora_{get(name).rank}" for name in RANKS)  # pyright: ignore[reportAttributeAccessIssue]
+    assert {get(name).rank for name in RANKS} == {1, 2, 4, 8, 16, 32, 64}
+    assert all(name == "lora" or name == f"lora_{get(name).rank}" for name in RANKS)
     assert get("lora") is LoRA
     assert LoRA.rank == 8
 
@@ -167,7 +167,7 @@ def hooked(layer: nn.Linear) -> nn.Linear:
 
 def wrapped(layer: nn.Linear) -> nn.Linear:
     original = layer.forward
-    layer.forward = lambda x: original(x).double()  # type: ignore[method-assign]
+    layer.forward = lambda x: original(x).double()
     return layer
 
 
@@ -451,7 +451,7 @@ def test_a_layer_that_takes_more_than_its_class_is_attached_to_and_gets_no_lora(
             super().__init__()
             self.layer = nn.Linear(4, 4)
             original_forward = self.layer.forward
-            self.layer.forward = lambda features, scale=1.0: scale * original_forward(features)  # pyright: ignore[reportAttributeAccessIssue]
+            self.layer.forward = lambda features, scale=1.0: scale * original_forward(features)
 
         def forward(self, features: Tensor) -> Tensor:
             return self.layer(features, scale=2.0)

@@ -83,8 +83,6 @@ def test_what_was_saved_comes_back(tmp_path: Path) -> None:
     for slot, again in zip(model.slots.values(), other.slots.values(), strict=True):
         assert again.name == slot.name
         assert (again.site, again.blueprints, again.enabled) == (slot.site, slot.blueprints, slot.enabled)
-        assert slot.seed is not None
-        assert again.seed is not None
         assert again.seed.fossilized == slot.seed.fossilized
         assert again.seed.blend is slot.seed.blend
         assert again.seed.contribution == slot.seed.contribution
@@ -146,7 +144,6 @@ def test_what_nobody_learns_in_a_copy_of_a_block_comes_back(tmp_path: Path) -> N
     save(model, tmp_path)
     other = load(tmp_path, host(fixed=False), draw_normal(3, 4))
     seed = other.slots["0"].seed
-    assert seed is not None
     seed.requires_grad_(True)
     for one, again in zip(model.slots.parameters(), other.slots.parameters(), strict=True):
         assert again.requires_grad == one.requires_grad
@@ -286,7 +283,6 @@ def test_weights_of_seeds_that_cannot_be_set_are_refused(tmp_path: Path, alpha: 
     slot = next(slot for slot in model.slots.values() if slot.seed is not None and not slot.seed.fossilized)
     with pytest.raises(SlotError, match="give a weight: a number from 0 to 1"):
         slot.set_alpha(alpha)
-    assert slot.seed is not None
     slot.seed.alpha.fill_(alpha)
     save(model, tmp_path)
     host = fresh()

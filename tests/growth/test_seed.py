@@ -41,7 +41,6 @@ def by_formula(seed: Seed, site: Site, features: Tensor, inputs: Tensor) -> Tens
         case Blend.ADD:
             computed = h + seed.alpha * s
         case Blend.GATE:
-            assert seed.gate is not None
             goal, openness = h + s, torch.sigmoid(seed.gate.weight.flatten() * h + seed.gate.bias.flatten())
             computed = torch.lerp(h, goal, seed.alpha * openness)
         case Blend.MULTIPLY:

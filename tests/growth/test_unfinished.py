@@ -62,7 +62,7 @@ def test_a_model_with_unfinished_seeds_may_be_refused():
     with pytest.raises(SlotError, match=r"unfinished seeds: \w+ in '0' \(alpha 0.50.*finish\(\)"):
         model.finalize(unfinished="raise")
     with pytest.raises(ConfigError, match="unfinished is 'kept': give 'keep', 'drop' or 'raise'"):
-        model.finalize(unfinished="kept")  # pyright: ignore[reportArgumentType]
+        model.finalize(unfinished="kept")
     model.slots["0"].fossilize()
     with warnings.catch_warnings():
         warnings.simplefilter("error")

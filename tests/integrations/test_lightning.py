@@ -93,8 +93,6 @@ def test_a_resumed_fit_equals_one_that_was_never_cut(tmp_path: Path):
     again = fit(tmp_path / "half", resumed, late, 2 * EPOCHS, tmp_path / "half" / "last.ckpt")
 
     assert describe_structure(resumed.model) == describe_structure(whole.model) != {}
-    assert growth.grower is not None
-    assert late.grower is not None
     assert late.grower.decisions == growth.grower.decisions == 2 * EPOCHS
     assert torch.equal(remembered(late.grower), remembered(growth.grower))
     for mine, theirs in zip(resumed.parameters(), whole.parameters(), strict=True):
@@ -129,7 +127,6 @@ class Endless(LightningGrower):
 def test_what_is_unfinished_is_judged_at_the_end_and_a_resumed_fit_goes_on_from_before(tmp_path: Path):
     module, growth = Classifier(), callback(horizon=20)
     fit(tmp_path / "stopped", module, growth, EPOCHS)
-    assert growth.grower is not None
     assert set(growth.grower.network.table.stage[0].tolist()) <= {Stage.FOSSILIZED, Stage.PRUNED}
     assert growth.grower.model.seeds
     with warnings.catch_warnings():
@@ -185,8 +182,6 @@ def test_training_that_blows_up_is_undone(tmp_path: Path, way: str, measure: Any
     growth = LightningGrower(measure, controller="all_at_start", horizon=20, classes=3)
     with contextlib.suppress(DivergedError):
         fit(tmp_path, Spoiled(way), growth, 20)
-    assert growth.grower is not None
-    assert growth.grower.governor is not None
     assert growth.grower.governor.rollbacks
     assert all(bool(parameter.isfinite().all()) for parameter in growth.grower.model.parameters())
     assert not any(seed.fossilized for seed in growth.grower.model.seeds.values())
@@ -205,7 +200,6 @@ class Clipping(Classifier):
 def test_the_grower_sees_gradients_before_they_are_clipped(tmp_path: Path):
     module, growth = Clipping(), callback()
     fit(tmp_path, module, growth, EPOCHS, gradient_clip_val=1e-3)
-    assert growth.grower is not None
     assert growth.grower.engine.history.training.host_gradient == pytest.approx([module.norm])
 
 
@@ -238,7 +232,6 @@ def test_forks_learn_without_a_line_of_the_users_and_nobody_else_notices(tmp_pat
         growths.append(callback(Endless, measure, rules=HELD))
         fit(tmp_path / name, modules[-1], growths[-1], 2 * EPOCHS, **options)
     bare, weighed = modules
-    assert growths[1].grower is not None
     assert growths[1].grower.forks.forks.keys() == set(weighed.model.slots)
     for mine, theirs in zip(weighed.parameters(), bare.parameters(), strict=True):
         assert torch.equal(mine, theirs)
@@ -255,14 +248,12 @@ def test_forks_learn_without_a_line_of_the_users_and_nobody_else_notices(tmp_pat
 def test_decisions_come_every_so_many_steps(tmp_path: Path):
     growth = callback(every_n_steps=3)
     fit(tmp_path, Classifier(), growth, EPOCHS)
-    assert growth.grower is not None
     assert growth.grower.decisions == EPOCHS * 2 // 3
 
 
 def test_a_plateau_stops_the_trainer(tmp_path: Path):
     growth = LightningGrower(lambda _: (0.5, 0.5), controller="none", conduct=EpisodeConfig(plateau=2))
     trainer = fit(tmp_path, Classifier(), growth, 2 * EPOCHS)
-    assert growth.grower is not None
     assert growth.grower.finished
     assert trainer.current_epoch == growth.grower.decisions == 3
 
@@ -319,7 +310,6 @@ def test_a_trainer_that_stops_early_leaves_what_has_grown(tmp_path: Path):
     growth = callback()
     trainer, module = validated(tmp_path, growth, stopping)
     assert trainer.current_epoch == module.best + 2
-    assert growth.grower is not None
     assert growth.grower.decisions == trainer.current_epoch
     assert module.model.seeds
 
@@ -454,7 +444,6 @@ def test_a_fit_with_a_finetuning_callback_resumes_with_live_seeds(finetuning: An
     again = Finetuned(seed=6)
     late, other = run("half", again, 2 * EPOCHS, tmp_path / "half" / "last.ckpt")
 
-    assert late.grower is not None
     assert growth.grower is not None
     assert late.grower.decisions == 2 * EPOCHS
     assert describe_structure(again.model) == describe_structure(whole.model) != {}

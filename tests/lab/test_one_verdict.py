@@ -89,7 +89,6 @@ def of_page(page: str) -> Claims:
             name = re.search(r"<th[^>]*>([^<]*)</th>", row)
             cells = re.findall(r"<td>(.*?)</td>", row)
             ahead, _, p = (re.sub(r"<small>.*?</small>|<[^>]*>", "", cell).strip() for cell in cells[-4:-1])
-            assert name is not None
             claims[name[1]] = (verdict[1], ahead, html.unescape(p))
     return with_rule(claims, html.unescape(page))
 

@@ -109,7 +109,6 @@ def shown_on(page: str) -> list[tuple[str, str, str, str]]:
     for kind, name, markup in re.findall(r'<figure id="(figure|table)-(\w+)"(.*?)</figure>', page, re.DOTALL):
         if Query.title in markup:
             code = re.search(r"<code>(.*?)</code>", markup, re.DOTALL)
-            assert code is not None
             found.append((f"{kind}s", name, markup, html.unescape(code[1])))
     return found
 

@@ -77,7 +77,7 @@ class Draws:
         return Batch(torch.stack(inputs), torch.stack(labels))
 
     def actions(self, masks: ActionMasks) -> Actions:
-        chosen, self._state = self._controller.act(None, masks, self._state)  # type: ignore[arg-type]
+        chosen, self._state = self._controller.act(None, masks, self._state)
         return chosen
 
 

@@ -51,7 +51,7 @@ class Scene:
         controller = Uniform()
         state = controller.start(range(COUNT))
         for decision in range(DECISIONS):
-            actions, state = controller.act(None, exact.legal_actions(), state)  # type: ignore[arg-type]
+            actions, state = controller.act(None, exact.legal_actions(), state)
             for population in (rounded, exact):
                 population.decide(actions)
                 report = train(population, [self.batch(10 * decision + number) for number in range(2)])

@@ -8,16 +8,12 @@ import pytest
 import torch
 
 from esper.engine.budget import Budget
-from esper.growth.blueprints.registry import get
-from esper.growth.seed import Seed
 from esper.lifecycle.actions import Blend, Op, make_action, make_wait_actions
 from esper.lifecycle.rules import Isolation, Rules
-from esper.numerics.random_streams import module_generator
 from esper.population.evaluation import evaluate
 from esper.population.learning import train
 from esper.population.parameters import SeedKind
 from esper.population.population import STRATEGIES, Population, Strategy
-from esper.tasks.suite import OptimizerSettings
 from population.scenes import (
     SUITE,
     VALIDATION,
@@ -118,22 +114,3 @@ def test_budgets_have_room_for_what_the_dearest_blend_needs(blend: Blend, what: 
                 np.stack([make_action(Op.GERMINATE, SLOT, MLP, blend=blend), *make_wait_actions(COUNT - 1)])
             )
             assert population.budget_left[0] == 0.0
-
-
-def test_nobody_who_stays_within_the_masks_exceeds_a_cap_with_any_blend() -> None:
-    chosen = instances(12)
-    cap = 150
-    capped = replace(plan(rules(), OptimizerSettings()), budget=Budget(parameters=cap))
-    population, draws, most = Population(capped, networks(chosen)), Draws(chosen), 0
-    for _ in range(40):
-        population.evidence = good_evidence(population)
-        population.decide(draws.actions(population.legal_actions()))
-        spent = np.zeros(len(chosen), np.int64)
-        for kind, bank in population.banks.items():
-            for owner in bank.block.owners.tolist():
-                site = population.execution.sites[kind.slot].with_width(int(population.specs.widths[owner, kind.slot]))
-                blueprint = get(SUITE.blueprints[kind.blueprint])(site, module_generator(0, 0, 0))
-                spent[owner] += sum(one.numel() for one in Seed(blueprint, site, kind.blend).parameters())
-        most = max(most, int(spent.max()))
-        assert (population.count_seed_parameters(population.table.owning) == spent).all()
-    assert 0 < most <= cap

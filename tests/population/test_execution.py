@@ -338,7 +338,7 @@ def test_growing_convolutional_populations_equal_a_loop_over_modules(name: str, 
     controller, grown = Uniform(), set[SeedKind]()
     state = controller.start(list(range(NETWORKS)))
     for decision in range(6):
-        actions, state = controller.act(None, fast.legal_actions(), state)  # type: ignore[arg-type]
+        actions, state = controller.act(None, fast.legal_actions(), state)
         slow.evidence = fast.evidence
         for population in (fast, slow):
             population.decide(actions)

@@ -197,7 +197,7 @@ def grow(name: str, strategy: Strategy, decisions: int = 8) -> tuple[Population,
     state = controller.start(list(range(len(networks))))
     grown = set[SeedKind]()
     for decision in range(decisions):
-        actions, state = controller.act(None, fast.legal_actions(), state)  # type: ignore[arg-type]
+        actions, state = controller.act(None, fast.legal_actions(), state)
         slow.evidence = fast.evidence
         for population in (fast, slow):
             population.decide(actions)
@@ -284,7 +284,7 @@ def test_units_cost_what_they_have_and_fit_the_layers_of_each_network(name: str)
                 assert slot in pairs_of(case)
                 first = spec.host.get_submodule(case.slots[slot][0])
                 units = {"units_3": 3, "units": max(len(first.weight) // 8, 1)}[case.blueprints[index]]
-                assert seed.first.weight.shape == (units, *first.weight.shape[1:])  # type: ignore[union-attr]
+                assert seed.first.weight.shape == (units, *first.weight.shape[1:])
     assert population.specs.compatible[:, pairs_of(case), case.blueprints.index("units_3")].all()
 
 
@@ -322,7 +322,7 @@ def test_what_a_population_cannot_do_with_hidden_units_is_refused() -> None:
 
     def refused(problem: str, error: type[Exception] = SlotError, **changes: object) -> None:
         with pytest.raises(error, match=problem):
-            Population(replace(config, **changes), networks)  # type: ignore[arg-type]
+            Population(replace(config, **changes), networks)
 
     refused("'units_3' grows between two layers, and no site names such", slots=("1", "3"))
     refused("no hidden units are on offer between the modules", blueprints=("mlp",))

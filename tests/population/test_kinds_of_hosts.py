@@ -232,7 +232,7 @@ def test_hosts_with_buffers_equal_a_loop_over_modules(name: str, strategy: Strat
     controller = Uniform()
     states = controller.start(list(range(NETWORKS)))
     for decision in range(6):
-        actions, states = controller.act(None, fast.legal_actions(), states)  # type: ignore[arg-type]
+        actions, states = controller.act(None, fast.legal_actions(), states)
         slow.evidence = fast.evidence
         fast.decide(actions)
         slow.decide(actions)

@@ -411,7 +411,7 @@ def test_a_reward_that_makes_no_sense_is_not_registered(options: dict[str, Any],
 def test_only_functions_pay_and_two_without_a_name_are_two(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("esper.rl.rewards.MODES", dict(MODES))
     with pytest.raises(ConfigError, match="'mine' is an int, 3: decorate a function"):
-        register_reward("mine")(3)  # pyright: ignore[reportArgumentType]
+        register_reward("mine")(3)
     register_reward("mine")(lambda inputs, settings: {})
     with pytest.raises(ConfigError, match="'mine' is taken by"):
         register_reward("mine")(lambda inputs, settings: {})

@@ -258,4 +258,4 @@ def test_a_name_is_registered_once():
 
 def test_events_cannot_be_changed():
     with pytest.raises(dataclasses.FrozenInstanceError):
-        RunStarted(iteration=0, platform={"esper": "1.0"}, seed=7).seed = 8  # type: ignore[misc]
+        RunStarted(iteration=0, platform={"esper": "1.0"}, seed=7).seed = 8

@@ -358,7 +358,6 @@ def test_padded_hosts_learn_like_narrow_ones(suite: Suite, instances: list[Insta
                 F.cross_entropy(logits.flatten(0, -2), data.labels[rows].flatten()).backward()
                 optimizer.step()
             for key, parameter in padded.named_parameters():
-                assert parameter.grad is not None
                 assert not parameter.grad[~live[key]].any(), f"padding of {key} has a gradient"
         inputs = suite.data(instance, "validation").inputs.double()
         torch.testing.assert_close(padded(inputs), narrow(inputs), atol=1e-10, rtol=1e-10)

@@ -137,8 +137,6 @@ class Launcher:
     ) -> tuple[int, str]:
         """Exit status (-9: killed) and output of a command that is to die at a place, or after some time."""
         request = {"words": words, "place": place, "count": count, "seconds": seconds, "output": str(self._output)}
-        assert self._server.stdin is not None
-        assert self._server.stdout is not None
         self._server.stdin.write(f"{json.dumps(request)}\n")
         self._server.stdin.flush()
         return int(self._server.stdout.readline()), self._output.read_text()
@@ -150,7 +148,6 @@ def launcher(folder: Path) -> Iterator[Launcher]:
     pipe = subprocess.PIPE
     with subprocess.Popen(words, env=ENVIRONMENT, stdin=pipe, stdout=pipe, text=True) as server:
         yield Launcher(server, folder / "output.txt")
-        assert server.stdin is not None
         server.stdin.close()
 
 

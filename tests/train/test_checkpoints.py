@@ -248,7 +248,6 @@ for iteration in range(1, 10**6):
         print("ready", flush=True)
 """
         process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
-        assert process.stdout is not None
         process.stdout.readline()
         process.send_signal(signal.SIGKILL)
         process.wait()

@@ -143,7 +143,6 @@ def fork(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
 def test_a_signal_to_a_real_process(tmp_path: Path, whole: Path, fork: Launcher, number: int, code: int):
     path = tmp_path / "run"
     with launch(train_words(path, *OVERRIDES)) as process:
-        assert process.stdout is not None
         while not process.stdout.readline().startswith("iteration 1/"):
             pass
         process.send_signal(number)
@@ -172,7 +171,6 @@ def test_stopping_does_not_wait_for_workers(tmp_path: Path, place: str):
     words = [sys.executable, "-m", "esper", *train_words(path, *LARGE, f"probe_instances={instances}")]
     pipe = subprocess.PIPE
     with subprocess.Popen(words, env=ENVIRONMENT, stdout=pipe, stderr=pipe, text=True, process_group=0) as process:
-        assert process.stdout is not None
         while not process.stdout.readline().startswith(line):
             pass
         time.sleep(3)  # workers have begun

@@ -223,7 +223,6 @@ def test_a_signal_to_the_whole_group_ends_it_at_once(tmp_path: Path, wait: float
     words = [sys.executable, str(script), str(folder)]
     pipe = subprocess.PIPE
     with subprocess.Popen(words, env=ENVIRONMENT, stdout=pipe, stderr=pipe, text=True, process_group=0) as parent:
-        assert parent.stdout is not None
         parent.stdout.readline()
         time.sleep(wait)
         began = time.monotonic()

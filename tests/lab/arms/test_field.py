@@ -33,7 +33,7 @@ def _planting_policies(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tiny training learns to do nothing, of which nothing would follow."""
 
     def load(run: RunDirectory, settings: TrainSettings) -> LoadedPolicy:
-        return LoadedPolicy(planter(), 1, f"checkpoint {settings.seed}")  # type: ignore[arg-type]
+        return LoadedPolicy(planter(), 1, f"checkpoint {settings.seed}")
 
     monkeypatch.setattr("esper.lab.experiment.load_policy", load)
 
