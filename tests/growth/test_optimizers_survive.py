@@ -2,20 +2,22 @@
 
 import copy
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.optim import lr_scheduler
 
+import esper
 from esper.errors import SlotError
 from esper.growth.attach import attach
 from esper.growth.blueprints import registry
 from esper.growth.followers import SLOT_KEY
 from esper.growth.model import GrowingModel
-from factories import mlp, numbers, outputs
+from factories import Loop, make_growing, make_host, mlp, numbers, outputs
 from growth.broken import Broken
 
 Groups = list[dict[str, Any]]
@@ -175,3 +177,57 @@ def test_a_blueprint_that_cannot_be_made_changes_nothing(
     assert after["param_groups"] == state["param_groups"]
     assert after["state"].keys() == state["state"].keys()
     growing.slots["0"].germinate("mlp")
+
+
+# A growing model may be compiled, in whole or in part: slots run uncompiled, and growth is the same.
+
+
+WAYS: dict[str, Callable[[nn.Module], object]] = {
+    "model": lambda model: model.compile(backend="eager"),
+    "host": lambda model: model.host.compile(backend="eager"),
+    "layer": lambda model: model.host[2].compile(backend="eager"),
+}
+
+
+@pytest.fixture(autouse=True)
+def _drop_graphs() -> Generator[None]:
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+@pytest.mark.landing
+@pytest.mark.parametrize("way", WAYS)
+def test_a_compiled_model_grows_and_is_counted_like_any_other(way: str) -> None:
+    found: list[tuple[list[esper.Decision], float]] = []
+    for compiles in (False, True):
+        loop = Loop("look", make_growing(), horizon=8)
+        if compiles:
+            WAYS[way](loop.model)
+        decisions = [loop.epoch() for _ in range(8)]
+        assert loop.model.seeds
+        found.append((decisions, loop.grower.spending.flops))
+    assert found[0] == found[1]
+
+
+@pytest.mark.landing
+def test_a_handle_from_compile_trains_what_grows() -> None:
+    model = make_growing()
+    handle = torch.compile(model, backend="eager")
+    inputs = torch.ones(3, 4)
+    handle(inputs)
+    seed = model.slots["0"].germinate("mlp", torch.Generator().manual_seed(0), alpha=0.5)
+    F.cross_entropy(handle(inputs), torch.tensor([0, 1, 2])).backward()
+    assert torch.equal(handle(inputs), model(inputs))
+    assert any(parameter.grad is not None for parameter in seed.parameters())
+
+
+@pytest.mark.parametrize("part", ["model", "layer"])
+def test_a_compiled_model_is_refused(part: str) -> None:
+    net = make_host()
+    if part == "layer":
+        net[2] = torch.compile(net[2], backend="eager")
+    else:
+        net = torch.compile(net, backend="eager")
+    with pytest.raises(SlotError, match=r"attach before torch\.compile"):
+        esper.attach(net, ["0"], torch.zeros(2, 4))

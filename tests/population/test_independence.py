@@ -9,11 +9,13 @@ import torch
 from esper.lifecycle.actions import make_wait_actions
 from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.rules import Isolation, Rules
-from esper.population.population import Actions, Population, Strategy
+from esper.population import forward
+from esper.population.population import STRATEGIES, Actions, Population, Strategy
+from esper.rl.episodes import Episodes
 from esper.tasks.instance import Instance
 from esper.tasks.suite import OptimizerSettings
 from open_rules import open_rules
-from population.scenes import Draws, State, advance, assert_same_state, instances, networks, plan, state_of
+from population.scenes import SUITE, Draws, State, advance, assert_same_state, both, instances, networks, plan, state_of
 
 DECISIONS = 9
 TOLERANCE = 1e-9
@@ -114,3 +116,33 @@ def test_a_neighbour_that_is_replaced_does_no_harm() -> None:
             population.replace(np.array([2, 0]), networks([newcomer, everyone[3]]))
 
     assert_same_trajectory(trajectory(everyone, followed, disturb=swap), trajectory(everyone, followed))
+
+
+# Choosing between the stacked program and the loop.
+
+
+@pytest.mark.parametrize("faster", STRATEGIES)
+def test_the_faster_one_is_chosen_and_nothing_else_changes(faster: Strategy, monkeypatch: pytest.MonkeyPatch) -> None:
+    population, _ = both(instances(3), plan(open_rules()))
+    before = population.host.values.detach().clone()
+    tried: list[Strategy] = []
+
+    def timed(running: Population, inputs: torch.Tensor) -> float:
+        tried.append(running.strategy)
+        return 1.0 if running.strategy == faster else 2.0
+
+    monkeypatch.setattr(forward, "_time_pass", timed)
+    assert (
+        forward.find_fastest_strategy(population, torch.zeros(3, 4, *SUITE.input_shape, dtype=torch.float64)) == faster
+    )
+    assert tried == list(STRATEGIES) * (1 + forward.ROUNDS)
+    assert population.strategy == "stacked"
+    assert torch.equal(population.host.values, before)
+
+
+def test_auto_gives_what_a_named_strategy_gives() -> None:
+    chosen = instances(2)
+    auto, named = (Episodes(SUITE, chosen, Rules(), strategy=one) for one in ("auto", "stacked"))
+    assert auto.population.strategy in STRATEGIES
+    results = [episodes.step(make_wait_actions(2)).evaluation.loss for episodes in (auto, named)]
+    np.testing.assert_allclose(*results, rtol=1e-4)
