@@ -72,7 +72,7 @@ from zoo.data import Splits
 import esper
 from esper.dash.output import print_line
 from esper.files import write_atomically
-from esper.ladders.flops import count_forward
+from esper.ladders.plan import count_forward
 from esper.numerics.devices import describe_platform
 
 DEPTHS = (1, 2, 4, 8)

@@ -15,7 +15,7 @@ DEPTHS, STEPS, BATCH, RATE = [1, 2, 4], 400, 32, 1e-2
 train, validation, test = (sequences(number, seed) for seed, number in enumerate((512, 128, 256)))
 
 
-def learn(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Tensor) -> None:
+def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Tensor) -> None:
     """One step; the ladder sets the learning rates."""
     loss = model(input_ids=batch, labels=batch).loss
     optimizer.zero_grad()
@@ -29,7 +29,7 @@ def main(folder: str) -> None:
     model = network()
     made = esper.ladder(
         model,
-        learn,
+        train_step,
         depths=DEPTHS,
         steps=STEPS,
         data=DataLoader(train, batch_size=BATCH, shuffle=True),

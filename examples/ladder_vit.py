@@ -26,7 +26,7 @@ def classify(model: nn.Module, inputs: Tensor) -> Tensor:
     return model(pixel_values=inputs.view(-1, 1, 8, 8)).logits
 
 
-def learn(model: nn.Module, optimizer: torch.optim.Optimizer, batch: list[Tensor]) -> None:
+def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: list[Tensor]) -> None:
     """One step; the ladder sets the learning rates."""
     inputs, labels = batch
     loss = nn.functional.cross_entropy(classify(model, inputs), labels)
@@ -50,7 +50,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         made = esper.ladder(
             model,
-            learn,
+            train_step,
             parameters=PARAMETERS,
             steps=STEPS,
             data=DataLoader(train, batch_size=BATCH, shuffle=True),

@@ -54,8 +54,7 @@ COMMANDS = (
 def main(argv: Sequence[str] | None = None, commands: Sequence[Command] = COMMANDS) -> int:
     """Run one command and return its exit code.
 
-    An EsperError prints one sentence on stderr and returns 2; Ctrl-C returns 130; SIGTERM closes open resources and
-    exits with 143. Anything else is a defect and propagates.
+    An EsperError prints one sentence and returns 2; Ctrl-C returns 130; SIGTERM closes resources and exits with 143.
     """
     try:
         with raise_terminated():

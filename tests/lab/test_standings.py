@@ -14,9 +14,9 @@ from esper.lab.standings import (
     ARM_MEANINGS,
     HEADING_WIDTH,
     Conclusion,
+    assess_learning,
     describe_arm,
     format_interval,
-    judge_learning,
     record_comparison,
     standings_columns,
     standings_rows,
@@ -90,7 +90,7 @@ def compared(means: Mapping[str, float], noise: float = 0.02) -> Comparison:
 
 
 def answered(means: Mapping[str, float], noise: float = 0.02) -> Conclusion:
-    return judge_learning(compared(means, noise))
+    return assess_learning(compared(means, noise))
 
 
 def test_above_all_is_yes_and_names_the_closest():
@@ -120,7 +120,7 @@ def test_below_is_said():
 def test_a_policy_that_never_grows_is_told():
     results = planted({"policy": 0.5, "none": 0.5}, noise=0)
     idle = [type(one)(**{**vars(one), "added_parameters": 0}) for one in results]
-    found = judge_learning(compare_controllers([idle]))
+    found = assess_learning(compare_controllers([idle]))
     assert found.short == "Not shown"
     assert found.sentence.endswith("It keeps no seed at all.")
 

@@ -32,7 +32,7 @@ TOTAL = 36
 def make(folder: Path, model: nn.Module | None = None, **options: Any) -> Ladder:
     model = Decoder(dropout=0) if model is None else model
     settings = {"depths": DEPTHS, "steps": STEPS, "data": [tokens(16), tokens(16, seed=4)], "evaluate": evaluate}
-    settings |= {"learn": learn, "optimizer": make_optimizer(model), "folder": folder}
+    settings |= {"train_step": learn, "optimizer": make_optimizer(model), "folder": folder}
     return esper.ladder(model, **{**settings, **options})
 
 
@@ -120,7 +120,7 @@ def test_a_language_model_of_hugging_face_becomes_folders_that_from_pretrained_r
         model(input_ids=words, labels=words).loss.backward()
         optimizer.step()
 
-    made = esper.ladder(gpt2, depths=[1, 2, 4], learn=learn_words, steps=20, folder=str(tmp_path))
+    made = esper.ladder(gpt2, depths=[1, 2, 4], train_step=learn_words, steps=20, folder=str(tmp_path))
     assert [rung.loss for rung in made.rungs] == [None] * 3
     for rung in made.rungs:
         plain = transformers.AutoModelForCausalLM.from_pretrained(rung.path)
@@ -223,7 +223,7 @@ def test_a_learn_function_gets_the_step_whether_or_not_that_has_a_default(given:
         learn_by_step(model, optimizer, step)
 
     own = learn_by_step if given else learn_with
-    make(tmp_path, learn=own, data=None, depths=[1, 2], steps=10, example_input=tokens(8))
+    make(tmp_path, train_step=own, data=None, depths=[1, 2], steps=10, example_input=tokens(8))
     assert seen == list(range(14))
 
 
@@ -244,7 +244,7 @@ def test_a_cache_that_grows_with_its_inputs_does_not_stop_a_ladder(tmp_path: Pat
         learn(model, optimizer, tokens(8, seed=step)[:, : 4 if step < 17 else 6])  # the first branch begins at 16
 
     model = Cached()
-    options = {"data": None, "learn": learn_longer, "example_input": tokens(8)[:, :4]}
+    options = {"data": None, "train_step": learn_longer, "example_input": tokens(8)[:, :4]}
     plain = make(tmp_path / "plain", **options)
     cached = make(tmp_path / "cached", model, optimizer=make_optimizer(model), **options)
     assert [rung.loss for rung in cached.rungs] == [rung.loss for rung in plain.rungs]
@@ -301,7 +301,7 @@ def test_a_loader_with_a_generator_of_its_own_goes_on_where_it_was(sampled: str,
             done += 1
 
         model = Decoder(dropout=0)
-        return make(folder, model, learn=learn_or_end, data=DataLoader(data, **order), depths=[1, 2], **options)
+        return make(folder, model, train_step=learn_or_end, data=DataLoader(data, **order), depths=[1, 2], **options)
 
     given = climb_until(tmp_path / "given", -1, example_input=tokens(12))
     found = climb_until(tmp_path / "found", -1)  # by a step on a copy, with a batch
@@ -322,7 +322,7 @@ def test_data_reach_a_learn_function_whose_batch_has_a_default(tmp_path: Path) -
         seen.append(batch)
         learn(model, optimizer, tokens(16))
 
-    make(tmp_path, learn=learn_or_not, depths=[1, 2], steps=5)
+    make(tmp_path, train_step=learn_or_not, depths=[1, 2], steps=5)
     assert not any(batch is None for batch in seen)
 
 
@@ -337,8 +337,8 @@ def test_a_learn_function_with_a_scheduler_is_refused(tmp_path: Path) -> None:
 
     optimizer.step()  # of nothing, as the scheduler expects
 
-    with pytest.raises(ConfigError, match="learn changed a learning rate from 0.01 to 0.005"):
-        make(tmp_path, model, learn=learn_and_schedule, optimizer=optimizer)
+    with pytest.raises(ConfigError, match="train_step changed a learning rate from 0.01 to 0.005"):
+        make(tmp_path, model, train_step=learn_and_schedule, optimizer=optimizer)
 
 
 @pytest.mark.parametrize(("spoiled", "finished"), [(3, 0), (22, 1), (35, 2)])
@@ -349,7 +349,7 @@ def test_a_ladder_that_diverged_stops_and_keeps_nothing_of_it(spoiled: int, fini
             nn.init.constant_(next(model.parameters()), float("nan"))
 
     with pytest.raises(DivergedError, match=f"training diverged.*{finished} rungs? (is|are) finished"):
-        make(tmp_path, learn=learn_until, data=None)
+        make(tmp_path, train_step=learn_until, data=None)
     assert len(json.loads((tmp_path / TABLE).read_text())["rungs"]) == finished
     files = list(tmp_path.rglob("*.safetensors"))
     assert all(bool(value.isfinite().all()) for file in files for value in load_file(file).values())
@@ -375,10 +375,13 @@ def test_running_statistics_of_a_branch_do_not_stay(tmp_path: Path) -> None:
     [
         ({"optimizer": torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1)}, "no parameter of the model's blocks"),
         ({"evaluate": lambda model: "low"}, "evaluate\\(model\\) returned a str"),
-        ({"learn": 3}, "learn is"),
-        ({"learn": lambda model: None}, r"learn\(model\) cannot be called as learn\(model, optimizer, batch\)"),
-        ({"learn": lambda model: None, "data": None}, r"cannot be called as learn\(model, optimizer\[, step\]\)"),
-        ({"learn": lambda model, optimizer: None}, "cannot be called"),
+        ({"train_step": 3}, "train_step is"),
+        ({"train_step": lambda model: None}, r"\(model\) cannot be called as train_step\(model, optimizer, batch\)"),
+        (
+            {"train_step": lambda model: None, "data": None},
+            r"be called as train_step\(model, optimizer\[, step\]\)",
+        ),
+        ({"train_step": lambda model, optimizer: None}, "cannot be called"),
         ({"data": 3}, "data is"),
         ({"data": [], "example_input": tokens(2)}, "has no batch"),
         ({"folder": 3}, "folder is"),
@@ -386,6 +389,6 @@ def test_running_statistics_of_a_branch_do_not_stay(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_used_is_refused(options: dict[str, Any], message: str, tmp_path: Path) -> None:
     model = Decoder()
-    settings = {"learn": learn, "depths": [1, 2], "steps": 10, "data": [tokens(8)], "folder": tmp_path / "made"}
+    settings = {"train_step": learn, "depths": [1, 2], "steps": 10, "data": [tokens(8)], "folder": tmp_path / "made"}
     with pytest.raises(ConfigError, match=message):
         esper.ladder(model, **{**settings, **options})

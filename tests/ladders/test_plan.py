@@ -83,7 +83,7 @@ def test_arguments_that_a_model_does_not_name_are_refused() -> None:
         model(batch, scale=2.0).sum().backward()
 
     with pytest.raises(ConfigError, match="Unnamed.forward does not name the positional ones: give example_input"):
-        plan(Unnamed(), example_input=None, learn=learn_scaled, data=[tokens(8)])
+        plan(Unnamed(), example_input=None, train_step=learn_scaled, data=[tokens(8)])
 
 
 @pytest.mark.parametrize("measure", ["parameters", "flops"])
@@ -117,8 +117,8 @@ def test_sizes_may_be_given_in_another_unit(measure: str) -> None:
         ({"rates": [1, 0, 1]}, "above 0"),
         ({"blocks": ["nothing"]}, "'nothing'"),
         ({"example_input": None}, "give example_input"),
-        ({"example_input": None, "learn": lambda model, optimizer: None}, "does not call the whole model"),
-        ({"example_input": None, "learn": learn, "data": iter([tokens()])}, "cannot be repeated"),
+        ({"example_input": None, "train_step": lambda model, optimizer: None}, "does not call the whole model"),
+        ({"example_input": None, "train_step": learn, "data": iter([tokens()])}, "cannot be repeated"),
     ],
 )
 def test_what_cannot_be_done_is_refused(options: dict[str, Any], message: str) -> None:
@@ -194,7 +194,7 @@ def test_planning_changes_neither_the_model_nor_random_numbers() -> None:
     optimizer = torch.optim.AdamW(model.parameters())
     before = {name: value.clone() for name, value in model.state_dict().items()}
     torch.manual_seed(5)
-    plan(model, example_input=None, learn=learn, data=[tokens(8)], optimizer=optimizer)
+    plan(model, example_input=None, train_step=learn, data=[tokens(8)], optimizer=optimizer)
     drawn = torch.rand(3)
     torch.manual_seed(5)
     assert torch.equal(drawn, torch.rand(3))
@@ -208,5 +208,5 @@ def test_a_step_of_several_passes_costs_as_much() -> None:
         for part in batch.split(4):
             learn(model, optimizer, part)
 
-    found = plan(example_input=None, learn=learn_twice, data=[tokens(8)])
+    found = plan(example_input=None, train_step=learn_twice, data=[tokens(8)])
     assert found.flops == plan().flops

@@ -10,7 +10,6 @@ from typing import Annotated
 
 import tyro
 from annotated_types import Interval
-from rich.console import Console
 
 from esper.commands.options import Instances, Overrides, hint_if_stopped
 from esper.config.loading import compare_settings, load_settings
@@ -23,9 +22,8 @@ from esper.lab.experiment import Experiment, Trial, load_own_controllers, run_ar
 from esper.lab.report import report_configurations
 from esper.lab.standings import record_comparison, show_comparison
 from esper.train.iteration import Iteration
-from esper.train.results import Arm
 from esper.train.settings import TrainSettings
-from esper.train.workers import LOCAL, Backend, Computing
+from esper.train.workers import LOCAL, Computing
 
 INSTANCES = 256
 MOST_SEEDS = 10_000
@@ -87,7 +85,19 @@ def command(
     experiment = Experiment(folder, compared, seeds, instances)
     own = load_own_controllers(experiment, controllers)
     with hint_if_stopped(console, f"to continue, add --run-dir {shlex.quote(str(folder))} to the same command"):
-        trained = _train_all(experiment, computing, console)
+        iterations, trials = {name: each.iterations for name, each in compared.items()}, experiment.list_trials()
+        with report_progress(console, "starting", seeds * sum(iterations.values())) as progress:
+
+            def show_training(done: int, _trials: int, trial: Trial, iteration: Iteration | None) -> None:
+                # Iterations of the trials that are done, and of the present one.
+                completed = sum(iterations[done_trial.arm] for done_trial in trials[:done])
+                if iteration is None:
+                    progress.skip_to(completed)  # of trials that were done before, nothing was trained now
+                else:
+                    completed += iteration.number
+                progress.update(completed, name=f"{trial.arm}, seed {trial.seed}, in iterations")
+
+            trained = run_experiment(experiment, show_training, computing)
         played = None
         if arms:
             with report_progress(console, "loading the policies") as progress:
@@ -108,8 +118,8 @@ def command(
     print_line(console, f"report: {report}")
     print_line(console, f"runs: {folder}")
     if json:
-        judged = configurations if configurations.others or played is None else played
-        verdicts = [f"{standing.name}: {standing.verdict}" for standing in judged.others]
+        shown = configurations if configurations.others or played is None else played
+        verdicts = [f"{standing.name}: {standing.verdict}" for standing in shown.others]
         print_json(
             {
                 "run": str(folder),
@@ -118,20 +128,3 @@ def command(
                 "arms": played and asdict(record_comparison(played)),
             }
         )
-
-
-def _train_all(experiment: Experiment, computing: Backend, console: Console) -> list[Arm]:
-    iterations = {name: settings.iterations for name, settings in experiment.arms.items()}
-    total = experiment.seeds * sum(iterations.values())
-    with report_progress(console, "starting", total) as progress:
-        trials = experiment.list_trials()
-
-        def show(done: int, _trials: int, trial: Trial, iteration: Iteration | None) -> None:
-            # Iterations of the trials that are done, and of the present one.
-            completed = sum(iterations[done_trial.arm] for done_trial in trials[:done])
-            if iteration is None:
-                progress.skip_to(completed)  # of trials that were done before, nothing was trained now
-            completed += 0 if iteration is None else iteration.number
-            progress.update(completed, name=f"{trial.arm}, seed {trial.seed}, in iterations")
-
-        return run_experiment(experiment, show, computing)

@@ -16,13 +16,7 @@ from esper.errors import ConfigError, plural
 from esper.lab.analysis import compare_splits
 from esper.lab.evaluate import HELDOUT_INSTANCES, TRANSFER_INSTANCES, evaluate_by_name, evaluate_run
 from esper.lab.report import write_report
-from esper.lab.standings import (
-    describe_basis,
-    judge_learning,
-    name_instances,
-    record_evaluation,
-    standings_table,
-)
+from esper.lab.standings import assess_learning, describe_basis, name_instances, record_evaluation, standings_table
 from esper.runs.run_directory import RunDirectory
 from esper.tasks.registry import get_suite
 from esper.train.evaluation import COHORT
@@ -56,14 +50,11 @@ def command(
     console = console_beside(json)
 
     # Options that do not go together.
-    if run is None:
-        excluded = {"--transfer needs a run": transfer}
-    else:
-        options = {"--controller": controller, "--suite": suite, "--split": split, "--seed": seed}
-        excluded = {f"{name} cannot be combined with a run, whose settings have it": options[name] for name in options}
-    for reason, value in excluded.items():
-        if value is not None:
-            raise ConfigError(f"{reason}: give a run, or --suite")
+    if run is None and transfer is not None:
+        raise ConfigError("--transfer needs a run: give a run, or --suite")
+    for name, value in {"--controller": controller, "--suite": suite, "--split": split, "--seed": seed}.items():
+        if run is not None and value is not None:
+            raise ConfigError(f"{name} cannot be combined with a run, whose settings have it: give a run, or --suite")
 
     # A controller on a suite: nothing is kept.
     if run is None:
@@ -86,7 +77,7 @@ def command(
             comparison = evaluate_by_name(controller, played, families, instances, random_seed, workers)
         title = f"{name_instances(comparison.instances, families)} of suite {played.name}"
         console.print(standings_table(comparison, title))
-        print_line(console, judge_learning(comparison, families).sentence)
+        print_line(console, assess_learning(comparison, families).sentence)
         print_line(console, describe_basis(comparison))
         if json:
             scores = {arm.name: (arm.score, arm.score_interval) for arm in comparison.standings}
@@ -113,7 +104,7 @@ def command(
     report = write_report(directory)
     for part, comparison in comparisons.items():
         console.print(standings_table(comparison, name_instances(comparison.instances, part)))
-        verdict = judge_learning(comparison, part)
+        verdict = assess_learning(comparison, part)
         print_line(console, f"Did learning help? {verdict.short}. {verdict.sentence}")
         print_line(console, f"{describe_basis(comparison)}\n")
     for line in (f"records: {directory.evaluation}", f"report: {report}", f"run: {directory.path}"):

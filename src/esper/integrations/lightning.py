@@ -37,6 +37,9 @@ except ModuleNotFoundError as error:
     raise ConfigError(describe_missing("lightning", "esper.integrations.lightning", error.name)) from error
 
 _log = logging.getLogger(__name__)
+_LOGGING = ("log", "log_dict")
+_ORDER = "esper.ladder.parameters"
+"""Key of a checkpoint: names of the optimizer's parameters, by group."""
 
 
 class LightningGrower(Callback):
@@ -60,11 +63,11 @@ class LightningGrower(Callback):
     grower's state. To resume, call ``trainer.fit(module, ckpt_path=...)`` with a new module and callback made in the
     same way.
 
-    When ``fit`` ends, `Grower.finish` judges unfinished seeds, and the model is ready for `GrowingModel.finalize`.
-    Checkpoints are written before that, so training can continue from one with more epochs.
+    When ``fit`` ends, `Grower.finish` decides about unfinished seeds, and the model is ready for
+    `GrowingModel.finalize`. Checkpoints are written before that, so training can continue from one with more epochs.
 
-    With `esper.Refit`, ``training_step`` is called once more per minibatch for each seed on trial. The additional calls
-    log nothing and do not change the module's metrics.
+    With `esper.Refit`, ``training_step`` is called once more per minibatch for each seed in its test period. The
+    additional calls log nothing and do not change the module's metrics.
 
     Weight averages of Lightning's callbacks (``EMAWeightAveraging``, ...) grow with the model; such a callback must
     come after this one in the list.
@@ -74,11 +77,6 @@ class LightningGrower(Callback):
         every_n_steps: Optimizer steps from one decision to the next; None: one decision per epoch.
         options: Arguments of `Grower`: ``controller``, ``horizon``, ``classes``, ``conduct``, ..., except ``loss`` and
             ``scaler``. If ``conduct`` has a plateau, training stops there.
-
-    Raises:
-        ConfigError: in `setup`, if the module does not have exactly one `GrowingModel`; at the start of training, if an
-            averaging callback comes before this one, or another callback keeps a copy of the module that cannot grow.
-        SlotError: at the start of training, if no optimizer was made from the model's `parameter_groups`.
     """
 
     @check_arguments(ConfigError)
@@ -160,7 +158,7 @@ class LightningGrower(Callback):
         vars(pl_module).pop("training_step", None)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Judge the unfinished seeds; all checkpoints were written before."""
+        """Decide about unfinished seeds; all checkpoints were written before."""
         if self.grower is not None:
             _log.info("%s", self.grower.finish())
 
@@ -210,13 +208,6 @@ class LightningLadder(Callback):
         evaluate: As in `esper.ladder`; called with the network.
         options: Arguments of `esper.ladder`: ``steps``, ``depths`` or ``parameters`` or ``flops``, ``blocks``,
             ``share``, ``decay``, ``rates``.
-
-    Raises:
-        ConfigError: in `setup`, as `esper.ladder`, or the module has no such network; when training begins, if there
-            are several optimizers.
-        SlotError: in `setup`, as `esper.ladder`.
-        CheckpointError: in `setup`, if the folder holds another ladder; when training begins, if the checkpoint's
-            optimizer has the parameters in another order.
     """
 
     @check_arguments(ConfigError, folder="give the path of a folder")
@@ -375,7 +366,7 @@ def mute(module: LightningModule) -> Generator[None]:
         setattr(owner, name, metric.clone())
     methods = {name: method for name, method in vars(module).items() if name in _LOGGING}
     for name in _LOGGING:
-        setattr(module, name, _ignore)
+        setattr(module, name, lambda *_, **__: None)
     try:
         yield
     finally:
@@ -384,12 +375,3 @@ def mute(module: LightningModule) -> Generator[None]:
         vars(module).update(methods)
         for owner, name, metric in metrics:
             setattr(owner, name, metric)
-
-
-_LOGGING = ("log", "log_dict")
-_ORDER = "esper.ladder.parameters"
-"""Key of a checkpoint: names of the optimizer's parameters, by group."""
-
-
-def _ignore(*_: Any, **__: Any) -> None:
-    pass

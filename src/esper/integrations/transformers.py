@@ -58,8 +58,8 @@ class TransformersGrower(TrainerCallback):
     loss before each decision. Checkpoints include the grown model and the grower's state. To resume, make all objects
     in the same way and call ``trainer.train(resume_from_checkpoint=...)``.
 
-    When training ends, `Grower.finish` judges unfinished seeds, and the model is ready for `GrowingModel.finalize`.
-    Checkpoints are written before that, so training can continue from one with more epochs.
+    When training ends, `Grower.finish` decides about unfinished seeds, and the model is ready for
+    `GrowingModel.finalize`. Checkpoints are written before that, so training can continue from one with more epochs.
 
     Args:
         trainer: The Trainer whose model grows, with its optimizer.
@@ -67,10 +67,6 @@ class TransformersGrower(TrainerCallback):
         every_n_steps: Optimizer steps from one decision to the next; None: one decision per epoch.
         options: Arguments of `Grower`: ``controller``, ``horizon``, ``classes``, ``conduct``, ..., except ``loss`` and
             ``scaler``. If ``conduct`` has a plateau, training stops there.
-
-    Raises:
-        ConfigError: the Trainer's model is not a `GrowingModel`, or it has no optimizer.
-        SlotError: the optimizer was not made from `GrowingModel.parameter_groups`.
     """
 
     @check_arguments(ConfigError)
@@ -86,7 +82,30 @@ class TransformersGrower(TrainerCallback):
             raise ConfigError(
                 "give the Trainer optimizers=(an optimizer made from model.parameter_groups(lr=...), None)"
             )
-        self.grower = _construct_grower(trainer, model, optimizer, evaluate=evaluate, **options)
+        original = trainer.compute_loss
+
+        def loss(inputs: Mapping[str, Any], items: Tensor | int | None) -> Tensor:
+            # The model without a wrapper for several processes, which must see every minibatch once.
+            value = original(model, dict(inputs), num_items_in_batch=items)
+            assert isinstance(value, Tensor)
+            return value
+
+        scaler = cast("torch.amp.GradScaler | None", trainer.accelerator.scaler)
+        self.grower = grower = Grower(model, optimizer, evaluate=evaluate, loss=loss, scaler=scaler, **options)
+
+        # Forks learn from the same minibatch, right after its loss is computed.
+        @wraps(original)
+        def compute_loss(
+            model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+        ) -> Any:
+            model_inputs = dict(inputs)  # a Trainer may remove the labels
+            result = original(model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch)
+            value = result[0] if isinstance(result, tuple) else result
+            grower.isolated_backward(value, model_inputs, num_items_in_batch)
+            return result
+
+        if grower.needs_isolated_backward:
+            trainer.compute_loss = compute_loss
         self._losses = MeanLoss()
         self._logged_step = 0
         """The step up to which the loss has been logged."""
@@ -127,7 +146,7 @@ class TransformersGrower(TrainerCallback):
             self._decide(control)
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Judge the unfinished seeds; all checkpoints were written before."""
+        """Decide about unfinished seeds; all checkpoints were written before."""
         _log.info("%s", self.grower.finish())
 
     def _decide_once_logged(self, state: TrainerState, control: TrainerControl) -> None:
@@ -163,12 +182,6 @@ class TransformersLadder(TrainerCallback):
         example_input: Arguments of the model; None: the first minibatch of the Trainer.
         options: Arguments of `esper.ladder`: ``steps``, ``depths`` or ``parameters`` or ``flops``, ``blocks``,
             ``share``, ``decay``, ``rates``.
-
-    Raises:
-        ConfigError: as `esper.ladder`; or the Trainer has a learning-rate schedule, given or in its arguments, another
-            ``max_steps`` than the ladder, or ``load_best_model_at_end``.
-        SlotError: as `esper.ladder`.
-        CheckpointError: the folder holds another ladder.
     """
 
     @check_arguments(ConfigError, folder="give the path of a folder")
@@ -238,35 +251,3 @@ class TransformersLadder(TrainerCallback):
         self._counting.close()
         if not self.training.finished:
             _log.warning("training ended before the ladder did: %s", self.training.describe_phase())
-
-
-def _construct_grower(trainer: Trainer, growing: GrowingModel, optimizer: Optimizer, **options: Any) -> Grower:
-    """A grower whose isolated seeds and forks learn whenever the Trainer computes a training loss."""
-    original = trainer.compute_loss
-
-    def loss(inputs: Mapping[str, Any], items: Tensor | int | None) -> Tensor:
-        # The model without a wrapper for several processes, which must see every minibatch once.
-        value = original(growing, dict(inputs), num_items_in_batch=items)
-        assert isinstance(value, Tensor)
-        return value
-
-    scaler = cast("torch.amp.GradScaler | None", trainer.accelerator.scaler)
-    grower = Grower(growing, optimizer, loss=loss, scaler=scaler, **options)
-    if not grower.needs_isolated_backward:
-        return grower
-
-    # Isolated seeds and forks learn from the same minibatch, right after its loss is computed.
-    @wraps(original)
-    def compute_loss(
-        model: nn.Module,
-        inputs: dict[str, Any],
-        return_outputs: bool = False,
-        num_items_in_batch: Tensor | int | None = None,
-    ) -> Tensor | tuple[Tensor, Any]:
-        model_inputs = dict(inputs)  # a Trainer may remove the labels
-        result = original(model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch)
-        grower.isolated_backward(result[0] if isinstance(result, tuple) else result, model_inputs, num_items_in_batch)
-        return result
-
-    trainer.compute_loss = compute_loss
-    return grower

@@ -39,8 +39,8 @@ from esper.lab.figures.policies import (
 from esper.lab.standings import (
     ARM_MEANINGS,
     SPLIT_TITLES,
+    assess_learning,
     describe_basis,
-    judge_learning,
     name_instances,
     record_comparison,
     record_evaluation,
@@ -416,10 +416,10 @@ def _report_training(run: RunDirectory) -> Report:
 def _describe_verdict(
     heldout: Comparison, transfer: Comparison | None, behaviour: Behaviour | None, summary: TrainingSummary
 ) -> Headline:
-    conclusion = judge_learning(heldout)
+    conclusion = assess_learning(heldout)
     sentences, notes = [conclusion.sentence], [SCORE_MEANING, describe_basis(heldout)]
     if transfer is not None:
-        new = judge_learning(transfer, "transfer")
+        new = assess_learning(transfer, "transfer")
         sentences.append(f"On families it never trained on: {new.short.lower()}. {new.sentence}")
     if behaviour is not None and behaviour.iteration != summary.iterations:
         notes.append(f"The policy of iteration {behaviour.iteration} was evaluated.")
@@ -477,7 +477,7 @@ def _report_over_seeds(paths: Sequence[Path], comparisons: Mapping[Split, Compar
     sections: list[Section] = []
     evaluated = exhibit_evaluation(comparisons)
     for split, exhibits in evaluated.items():
-        conclusion = judge_learning(comparisons[split], split)
+        conclusion = assess_learning(comparisons[split], split)
         notes = [*([] if headlines else [SCORE_MEANING]), describe_basis(comparisons[split])]
         headlines.append(Headline(conclusion.short, [conclusion.sentence], notes=notes))
         shown = [exhibits["standings"], exhibits["seeds"]]

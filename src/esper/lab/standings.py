@@ -87,7 +87,7 @@ def describe_basis(comparison: Comparison) -> str:
     if comparison.seeds < FEWEST_SEEDS:
         seeds = "training seed is" if comparison.seeds == 1 else "training seeds are"
         return (
-            f"{comparison.seeds} {seeds} too few to judge {claim}, which needs {FEWEST_SEEDS}. "
+            f"{comparison.seeds} {seeds} too few for {claim}, which needs {FEWEST_SEEDS}. "
             "Means are over the trained policies."
         )
     return (
@@ -119,7 +119,7 @@ class Conclusion:
     sentence: str
 
 
-def judge_learning(comparison: Comparison, split: Split = "heldout") -> Conclusion:
+def assess_learning(comparison: Comparison, split: Split = "heldout") -> Conclusion:
     """Whether learning helped: the policy compared with all others on the instances of a split."""
 
     def quote(arm: ArmRecord) -> str:
@@ -168,7 +168,7 @@ def record_evaluation(comparisons: Mapping[Split, Comparison]) -> dict[str, Any]
             EvaluationRecord(
                 **vars(record_comparison(comparison)),
                 place=SPLIT_NAMES[split],
-                answer=judge_learning(comparison, split).short,
+                answer=assess_learning(comparison, split).short,
             )
         )
         for split, comparison in comparisons.items()

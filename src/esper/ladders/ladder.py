@@ -35,8 +35,8 @@ from esper.ladders.training import BRANCHES, Evaluate, LadderTraining
 from esper.numerics.module_state import global_generators, keep_generators
 from esper.serialization.checkpoints import Checkpoint, Checkpoints
 
-Learn = Callable[..., Any]
-"""``learn(model, optimizer, batch)`` makes one optimizer step."""
+TrainStep = Callable[..., Any]
+"""``train_step(model, optimizer, batch)`` makes one optimizer step."""
 LEARNING_RATE = 1e-3
 CHECKPOINTS = "checkpoints"
 """Subfolder with the newest checkpoints."""
@@ -50,7 +50,7 @@ _RANDOM, _EPOCH = "random.", "epoch."
 
 ADVICE = {
     **PLAN_ADVICE,
-    "learn": "give a function learn(model, optimizer, batch) that makes one optimizer step",
+    "train_step": "give a function train_step(model, optimizer, batch) that makes one optimizer step",
     "optimizer": "give a torch.optim optimizer for the model's parameters",
     "evaluate": "give a function evaluate(model) that returns the loss",
     "data": "give batches that can be iterated more than once, such as a DataLoader or a list",
@@ -60,7 +60,7 @@ ADVICE = {
 @check_arguments(ConfigError, **ADVICE)
 def ladder(
     model: PlainModule,
-    learn: Learn,
+    train_step: TrainStep,
     *,
     steps: PositiveInt,
     folder: FilePath,
@@ -79,7 +79,7 @@ def ladder(
     """Train models of several sizes in one growing training; returns them with their losses and costs.
 
     ```python
-    def learn(model, optimizer, batch):
+    def train_step(model, optimizer, batch):
         loss = model(input_ids=batch, labels=batch).loss
         optimizer.zero_grad()
         loss.backward()
@@ -87,7 +87,7 @@ def ladder(
 
 
     gpt2 = GPT2LMHeadModel(GPT2Config(n_layer=1))
-    made = esper.ladder(gpt2, learn, depths=[1, 2, 4, 8], steps=5000, data=loader, folder="sizes")
+    made = esper.ladder(gpt2, train_step, depths=[1, 2, 4, 8], steps=5000, data=loader, folder="sizes")
     AutoModelForCausalLM.from_pretrained(made.rungs[2].path)  # four blocks
     ```
 
@@ -96,37 +96,35 @@ def ladder(
     optimizer state; the model trains for a share of the steps; the next branch decays; and so on. The given model grows
     in place and ends as the largest rung.
 
-    The plan is printed before training (`esper.plan_ladder` only makes the plan). If the process is killed, run the
-    same script again: it continues from the folder's checkpoint, usually at most a minute old, and keeps finished
-    rungs.
+    The plan is printed before training (`esper.ladders.ladder.plan_ladder` only makes the plan). If the process is
+    killed, run the same script again: it continues from the folder's checkpoint, usually at most a minute old, and
+    keeps finished rungs.
 
     Args:
         model: The first size: any module with an `nn.ModuleList` or `nn.Sequential` of blocks that run in turn, such as
             GPT-2, Llama, ViT, or the stages of a ResNet. It must not have slots.
-        learn: ``learn(model, optimizer, batch)`` makes one optimizer step without changing learning rates. Without
-            ``data`` it is called as ``learn(model, optimizer)``, or, if it takes three arguments, with the number of
-            the step, from 0.
+        train_step: ``train_step(model, optimizer, batch)`` makes one optimizer step without changing learning rates.
+            Without ``data``, its third argument, if it takes one, is the number of the step, from 0.
         steps: Optimizer steps to train one size alone, as for the first rung.
         folder: Folder for the rungs (a folder each), the table ``ladder.json``, and checkpoints.
         depths: Sizes as numbers of blocks, starting with the model's. Give one of ``depths``, ``parameters`` and
             ``flops``.
         parameters: Sizes as numbers of parameters; the nearest possible sizes are used.
         flops: Sizes as FLOPs of a forward pass of one example; the nearest possible sizes are used.
-        data: Batches for ``learn``, repeated when they end.
+        data: Batches for ``train_step``, repeated when they end.
         optimizer: Optimizer of the model, with the maximum learning rates. Copies join the parameter groups of their
             originals. None: AdamW with learning rate 0.001.
         evaluate: ``evaluate(model)`` returns the loss of a finished rung; called in evaluation mode without gradients.
-        example_input: Arguments of the model, of the size of a step's batch. None: found by one step of ``learn`` on a
-            copy.
+        example_input: Arguments of the model, of the size of a step's batch. None: found by a step on a copy.
         blocks: Names of the lists of blocks to copy; None: those that run in turn.
         share: Fraction of ``steps`` for which the model trains at each size after the first, before the rung branches.
         decay: Fraction of ``steps`` during which a rung's learning rates fall to zero.
         rates: Factors of the learning rates, by size; None: 1 for all.
 
     Raises:
-        ConfigError: an argument has the wrong type; sizes are given in no or several ways, do not increase, or cannot
-            be reached with this model's blocks; the blocks are ambiguous, or copies of them would not run; ``learn``
-            does not call the model, takes other arguments, or changes learning rates; or several processes train it.
+        ConfigError: sizes are given in no or several ways, do not increase, or cannot be reached with this model's
+            blocks; the blocks are ambiguous, or copies of them would not run; ``train_step`` does not call the model,
+            takes other arguments, or changes learning rates; or several processes train it.
         SlotError: a block cannot be copied, or the model's configuration cannot count it.
         DivergedError: parameters are not finite when a rung branches or ends, or at a checkpoint, which is then not
             written.
@@ -136,7 +134,7 @@ def ladder(
     # Plan, and print it.
     if optimizer is None:
         optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
-    example, passes = _find_example(model, learn, data, optimizer, example_input)
+    example, passes = _find_example(model, train_step, data, optimizer, example_input)
     plan = make_plan(
         model,
         example,
@@ -172,14 +170,14 @@ def ladder(
         shutil.rmtree(Path(folder) / BRANCHES, ignore_errors=True)
 
     # Train; checkpoints are written at every change of size, and about once a minute.
-    takes = _count_arguments(learn, data)
+    takes = _count_arguments(train_step, data)
     start = printed = time.monotonic()
     due, printed_step = start + CHECKPOINT_SECONDS, training.step
     with training.spent.counting():
         while not training.finished:
             training.begin_step()
             third = training.step if data is None else batches.take()
-            learn(*(model, optimizer, third)[:takes])
+            train_step(*(model, optimizer, third)[:takes])
             training.require_rates()
             grown = training.end_step()
             now = time.monotonic()
@@ -203,7 +201,7 @@ def ladder(
 @check_arguments(ConfigError, **ADVICE)
 def plan_ladder(
     model: PlainModule,
-    learn: Learn | None = None,
+    train_step: TrainStep | None = None,
     *,
     steps: PositiveInt,
     folder: FilePath | None = None,
@@ -220,36 +218,20 @@ def plan_ladder(
 ) -> LadderPlan:
     """The plan of `esper.ladder` for these arguments, without training. It prints as a report.
 
-    A copy of the model grows to every size, so errors already appear here.
+    A copy of the model grows to every size, so errors already appear here, as `esper.ladder` raises them.
 
     ```python
-    print(esper.plan_ladder(gpt2, example_input={"input_ids": tokens}, depths=[1, 2, 4, 8], steps=5000))
+    print(plan_ladder(gpt2, example_input={"input_ids": tokens}, depths=[1, 2, 4, 8], steps=5000))
     ```
 
     Args:
-        model: As in `esper.ladder`.
-        learn: As in `esper.ladder`; not needed with ``example_input``, which then has the size of a step's batch.
-        steps: As in `esper.ladder`.
+        model: As in `esper.ladder`, like all arguments that are not named here.
+        train_step: Not needed with ``example_input``, which then has the size of a step's batch.
         folder: Folder of a ladder to continue, which must have the same plan.
-        depths: As in `esper.ladder`.
-        parameters: As in `esper.ladder`.
-        flops: As in `esper.ladder`.
-        data: As in `esper.ladder`.
-        optimizer: As in `esper.ladder`.
-        example_input: As in `esper.ladder`.
-        blocks: As in `esper.ladder`.
-        share: As in `esper.ladder`.
-        decay: As in `esper.ladder`.
-        rates: As in `esper.ladder`.
-
-    Raises:
-        ConfigError: as for `esper.ladder`, or there is neither ``learn`` nor ``example_input``.
-        SlotError: as for `esper.ladder`.
-        CheckpointError: the folder contains another ladder.
     """
     if optimizer is None:
         optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
-    example, passes = _find_example(model, learn, data, optimizer, example_input)
+    example, passes = _find_example(model, train_step, data, optimizer, example_input)
     plan = make_plan(
         model,
         example,
@@ -268,13 +250,10 @@ def plan_ladder(
     return plan
 
 
-def _count_arguments(learn: Learn, data: Any) -> int:
-    """Number of arguments, of model, optimizer and batch, to pass to the user's function.
-
-    Without data, the third is the number of the step, for functions that take one.
-    """
+def _count_arguments(train_step: TrainStep, data: Any) -> int:
+    """Number of arguments to pass to the user's function: model, optimizer, and batch or the number of the step."""
     try:
-        signature = inspect.signature(learn)
+        signature = inspect.signature(train_step)
     except (TypeError, ValueError):
         return 3
     for count in (3, 2) if data is None else (3,):
@@ -283,30 +262,30 @@ def _count_arguments(learn: Learn, data: Any) -> int:
         except TypeError:
             continue
         return count
-    forms = "learn(model, optimizer, batch)" if data is not None else "learn(model, optimizer[, step])"
-    raise ConfigError(f"learn{signature} cannot be called as {forms}: change its arguments")
+    forms = "train_step(model, optimizer, batch)" if data is not None else "train_step(model, optimizer[, step])"
+    raise ConfigError(f"train_step{signature} cannot be called as {forms}: change its arguments")
 
 
 def _find_example(
-    model: nn.Module, learn: Learn | None, data: Any, optimizer: torch.optim.Optimizer, given: Arguments | None
+    model: nn.Module, train_step: TrainStep | None, data: Any, optimizer: torch.optim.Optimizer, given: Arguments | None
 ) -> tuple[Arguments, float]:
     """Example arguments of the model, and the number of passes of that size in a step."""
     require_plain(model)
     if isinstance(data, Iterator):
         raise ConfigError(
             f"data is {describe_value(cast('object', data))}, which cannot be repeated: give a DataLoader or a list; "
-            "for an endless stream, omit data and make the batch in learn(model, optimizer, step)"
+            "for an endless stream, omit data and make the batch in train_step(model, optimizer, step)"
         )
-    if learn is None and given is None:
+    if train_step is None and given is None:
         raise ConfigError(
-            "give example_input, such as {'input_ids': tokens}, or the learn function that calls the model"
+            "give example_input, such as {'input_ids': tokens}, or the train_step function that calls the model"
         )
-    if learn is None or given is not None:
+    if train_step is None or given is not None:
         assert given is not None
         return given, 1.0
 
     # One step on a copy shows how the model is called.
-    takes = _count_arguments(learn, data)
+    takes = _count_arguments(train_step, data)
     with keep_generators(model, _list_generators(data)):
         other, other_optimizer = copy_with(model, (model, unwrap_optimizer(optimizer)), ConfigError)
         calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
@@ -318,10 +297,10 @@ def _find_example(
         other.register_forward_pre_hook(record, with_kwargs=True)
         other.train()
         batch = 0 if data is None else next(iter(data), None)
-        learn(*(other, other_optimizer, batch)[:takes])
+        train_step(*(other, other_optimizer, batch)[:takes])
     if not calls:
         raise ConfigError(
-            "learn(model, optimizer, batch) does not call the whole model: compute the loss from model(...)"
+            "train_step(model, optimizer, batch) does not call the whole model: compute the loss from model(...)"
         )
     examples = [_bind(other, arguments, keywords) for arguments, keywords in calls]
     sizes = [first_tensor(example).numel() for example in examples]
@@ -337,8 +316,8 @@ def _bind(model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]
         parameters = list(inspect.signature(model.forward).parameters.values())[: len(plain)]
         if any(parameter.kind is not parameter.POSITIONAL_OR_KEYWORD for parameter in parameters):
             raise ConfigError(
-                f"learn calls the model with positional and keyword arguments, but {type(model).__name__}.forward does "
-                "not name the positional ones: give example_input, or use only one kind in learn"
+                "train_step calls the model with positional and keyword arguments, but "
+                f"{type(model).__name__}.forward does not name the positional ones: give example_input"
             )
         names = [parameter.name for parameter in parameters]
         example = {**dict(zip(names, plain, strict=True)), **named}

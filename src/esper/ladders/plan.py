@@ -18,12 +18,12 @@ from esper.engine.budget import TRAINING_PASSES
 from esper.errors import ConfigError, plural
 from esper.grower.spending import warmup_stable_decay
 from esper.growth.copies import copy_with
-from esper.growth.example_input import Arguments, first_tensor
+from esper.growth.example_input import Arguments, call_host, first_tensor, fit_example
 from esper.growth.model import GrowingModel
 from esper.growth.pretrained import METHODS, is_built_alike
 from esper.growth.summary import align_columns
-from esper.ladders.flops import count_forward
 from esper.ladders.towers import Towers, count_blocks, deepen_in_place, find_towers, grow_towers, plan_copies
+from esper.numerics.flops import count_flops
 
 SHARE, DECAY = 0.2, 0.2
 """Default fractions of ``steps``: for training at each depth after the first, and for each decay."""
@@ -67,7 +67,7 @@ class PlannedRung:
     """FLOPs of a separate training of this size alone."""
 
 
-class Phase(NamedTuple):
+class LadderPhase(NamedTuple):
     """The phase of a ladder to which a step belongs."""
 
     rung: int
@@ -110,16 +110,16 @@ class LadderPlan:
         """FLOPs of training all sizes separately."""
         return sum(rung.flops_alone for rung in self.rungs)
 
-    def find_phase(self, step: int) -> Phase:
+    def find_phase(self, step: int) -> LadderPhase:
         """The phase of a step, counted from 0; beyond the end, the phase of the last step."""
         begin = 0
         for index, rung in enumerate(self.rungs):
             for decays, steps in ((False, rung.steps), (True, rung.decay_steps)):
                 if step < begin + steps:
-                    return Phase(index, decays, step - begin, steps)
+                    return LadderPhase(index, decays, step - begin, steps)
                 begin += steps
         last = self.rungs[-1].decay_steps
-        return Phase(len(self.rungs) - 1, True, last, last)
+        return LadderPhase(len(self.rungs) - 1, True, last, last)
 
     def find_branch_step(self, rung: int) -> int:
         """Index of the first step of a rung's branch."""
@@ -209,20 +209,9 @@ def make_plan(
     decay: NonNegativeFloat = DECAY,
     rates: Sequence[NonNegativeFloat] | None = None,
 ) -> LadderPlan:
-    """The plan for these sizes. A copy of the model grows to each size and is called there.
+    """The plan for these sizes, given as in `ladder`. A copy of the model grows to each size and is called there.
 
-    Args:
-        model: The first rung.
-        example: Arguments of the model.
-        passes: Number of forward passes of the size of the example input in each step.
-        steps: As in `esper.ladder`, like all following arguments.
-        depths: Sizes as numbers of blocks. Give one of ``depths``, ``parameters`` and ``flops``.
-        parameters: Sizes as numbers of parameters.
-        flops: Sizes as FLOPs of a forward pass of one example.
-        blocks: Names of the lists of blocks to copy.
-        share: Fraction of ``steps`` at each size after the first.
-        decay: Fraction of ``steps`` in each branch.
-        rates: Factors of the learning rates.
+    A step makes ``passes`` forward passes of the size of the example input.
     """
     require_plain(model)
     targets = read_targets(depths, parameters, flops)
@@ -299,6 +288,16 @@ def require_plain(model: nn.Module) -> None:
         raise ConfigError("a ladder cannot run in several processes, because its model grows in place: use one")
     if next(model.parameters(), None) is None:
         raise ConfigError("the model has no parameters")
+
+
+def count_forward(model: nn.Module, example: Arguments) -> tuple[float, str]:
+    """FLOPs of a forward pass for the whole example input, and a note on operations that torch cannot count.
+
+    The note is empty if everything is counted.
+    """
+    like = next(model.parameters())
+    counted = count_flops(model, lambda: call_host(model, fit_example(model, example, like)))
+    return float(counted.total), counted.uncounted
 
 
 def read_targets(

@@ -8,7 +8,7 @@ import shutil
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -37,13 +37,12 @@ LATENCY_SECONDS, LATENCY_PASSES = 0.5, 30
 """Limits of a latency measurement, in seconds and in passes; the first one reached ends it."""
 
 
-@dataclass(frozen=True)
-class Rung:
+class Rung(Settings):
     """A finished model of one size."""
 
-    depth: int
+    depth: Annotated[int, Field(ge=1)]
     """Number of blocks."""
-    parameters: int
+    parameters: Annotated[int, Field(ge=0)]
     """Number of parameters of the model."""
     forward_flops: float
     """FLOPs of a forward pass, per example."""
@@ -55,7 +54,7 @@ class Rung:
     """Result of ``evaluate``; None without it."""
     latency: float
     """Median seconds of a forward pass of the example input on the machine that trained the rung."""
-    path: Path
+    path: Annotated[Path, Field(exclude=True)] = Path()
     """Folder with the model, as written by ``save_pretrained`` or as a state dict in `TENSORS`."""
 
 
@@ -87,35 +86,18 @@ class Ladder:
         return f"{align_columns([titles, *rows], numbers_from=0)}\nin {self.folder}"
 
 
-class _SavedRung(Settings):
-    """The record of a rung."""
-
-    depth: Annotated[int, Field(ge=1)]
-    parameters: Annotated[int, Field(ge=0)]
-    forward_flops: float
-    flops: float
-    flops_alone: float
-    loss: float | None
-    latency: float
-
-
 class _Table(Settings):
     """The JSON file of a ladder: the plan, the rungs, and the FLOPs spent before some steps."""
 
     format: Literal["esper-ladder"] = "esper-ladder"
     version: Literal[1] = 1
     plan: dict[str, Any]
-    rungs: tuple[_SavedRung, ...] = ()
+    rungs: tuple[Rung, ...] = ()
     spent: dict[str, float] = {}
 
 
 class RungFolder:
-    """The folder of a ladder, new or existing.
-
-    Args:
-        path: The folder; created if it does not exist.
-        plan: The plan of the ladder.
-    """
+    """The folder of a ladder, new or existing."""
 
     def __init__(self, path: Path, plan: LadderPlan) -> None:
         self.path, self.plan = path, plan
@@ -139,10 +121,8 @@ class RungFolder:
     @property
     def rungs(self) -> tuple[Rung, ...]:
         """The finished rungs, smallest first."""
-        return tuple(
-            Rung(**record.model_dump(), path=self._find_path(record.depth))
-            for record in sorted(self._table.rungs, key=lambda record: record.depth)
-        )
+        rungs = sorted(self._table.rungs, key=lambda rung: rung.depth)
+        return tuple(rung.model_copy(update={"path": self._find_path(rung.depth)}) for rung in rungs)
 
     def add_rung(self, model: nn.Module, rung: Rung) -> Rung:
         """Write a rung's model and add the rung to the table; a rung of the same depth is replaced."""
@@ -158,8 +138,7 @@ class RungFolder:
             else:
                 tensors = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
                 (temporary / TENSORS).write_bytes(save(copy_to_cpu(tensors)))
-            record = _SavedRung(**{name: value for name, value in asdict(rung).items() if name != "path"})
-            content = {"class": type(model).__qualname__, **record.model_dump()}
+            content = {"class": type(model).__qualname__, **rung.model_dump()}
             (temporary / RUNG).write_text(json.dumps(content, indent=2) + "\n")
             for file in temporary.rglob("*"):
                 _sync(file)
@@ -169,8 +148,8 @@ class RungFolder:
         except OSError as error:
             raise RunError(f"cannot write {path} ({error.strerror}): free some space") from error
         others = tuple(each for each in self._table.rungs if each.depth != rung.depth)
-        self._write(self._table.model_copy(update={"rungs": (*others, record)}))
-        return replace(rung, path=path)
+        self._write(self._table.model_copy(update={"rungs": (*others, rung)}))
+        return rung.model_copy(update={"path": path})
 
     def record_spent(self, step: int, flops: float) -> None:
         """Record the FLOPs that were spent before a step."""

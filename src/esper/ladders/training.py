@@ -9,20 +9,23 @@ the number of steps done so far.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import register_multi_grad_hook
 
 from esper.config.arguments import describe_value, read_number
+from esper.engine.budget import TRAINING_PASSES
 from esper.errors import CheckpointError, ConfigError, DivergedError, plural
 from esper.files import print_line
-from esper.growth.example_input import Arguments
+from esper.growth.example_input import Arguments, find_input_place, first_tensor
 from esper.growth.followers import unwrap_optimizer
-from esper.ladders.flops import TrainingFlops, count_forward
-from esper.ladders.plan import LadderPlan
+from esper.growth.taps import find_tensors
+from esper.ladders.plan import LadderPlan, count_forward
 from esper.ladders.rungs import Ladder, Rung, RungFolder, measure_latency
 from esper.ladders.towers import deepen_in_place, grow_towers, read_depths
 from esper.numerics.module_state import keep_generators, keep_modes
@@ -37,17 +40,63 @@ _MODEL, _OPTIMIZER = "model.", "optimizer."
 Evaluate = Callable[[nn.Module], Any]
 
 
+class TrainingFlops:
+    """Counts the FLOPs of a model's training passes in the same way as a `Grower`'s spending.
+
+    The cost of a forward pass is that of the example input, scaled by the size of the input. A backward pass costs
+    twice as much. Passes under `torch.no_grad`, such as those of validation, are not counted.
+    """
+
+    def __init__(self, model: nn.Module, example: Arguments) -> None:
+        self.flops = 0.0
+        """FLOPs spent so far."""
+        self.forward = 0.0
+        """FLOPs of a forward pass of the current model for the example input."""
+        self._model, self._place = model, find_input_place(example)
+        self._size = first_tensor(example).numel()
+        self._pass = 0.0
+
+    @contextmanager
+    def counting(self) -> Generator[None]:
+        """Context manager in which all passes through the whole model are counted."""
+        hooks = [
+            self._model.register_forward_pre_hook(self._begin, with_kwargs=True),
+            self._model.register_forward_hook(self._end),
+        ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _begin(self, _: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        if not torch.is_grad_enabled():
+            return
+        places: dict[int | str, Any] = {**dict(enumerate(arguments)), **keywords}
+        tensors = {place: value for place, value in places.items() if isinstance(value, Tensor)}
+        inputs = tensors.get(self._place, next(iter(tensors.values()), None))
+        if inputs is not None:
+            self._pass = self.forward * inputs.numel() / self._size
+            self.flops += self._pass
+
+    def _end(self, _: nn.Module, __: tuple[Any, ...], output: Any) -> None:
+        if not torch.is_grad_enabled():
+            return
+        # The backward pass is counted when it happens.
+        backward, self._pass = self._pass * (TRAINING_PASSES - 1), 0.0
+        outputs = [tensor for tensor in find_tensors(output) if tensor.grad_fn is not None]
+        if outputs:
+
+            def count(_: Tensor) -> None:
+                self.flops += backward
+
+            register_multi_grad_hook(outputs, count, mode="any")
+
+
 class LadderTraining:
     """The training of one model that grows through the sizes of a ladder in place.
 
-    Args:
-        model: The first rung.
-        plan: The plan of the ladder, made for this model.
-        example: Arguments of the model.
-        folder: Folder for the rungs; existing rungs of the same ladder are kept.
-        evaluate: ``evaluate(model)`` returns the loss of a rung; called in evaluation mode without gradients. None: no
-            loss.
-        keep: Number of branching points to keep on disk.
+    Finished rungs of the same ladder in the folder are kept, and ``keep`` branching points.
     """
 
     def __init__(
@@ -118,8 +167,8 @@ class LadderTraining:
         for group, rate in zip(self._get_optimizer().param_groups, self._compute_rates(), strict=True):
             if not math.isclose(float(group["lr"]), float(rate), rel_tol=1e-6):  # a tensor has fewer digits
                 raise ConfigError(
-                    f"learn changed a learning rate from {float(rate):.3g} to {float(group['lr']):.3g}, but the ladder "
-                    "sets it before each step: remove schedulers, and give factors per size as rates"
+                    f"train_step changed a learning rate from {float(rate):.3g} to {float(group['lr']):.3g}, but the "
+                    "ladder sets it before each step: remove schedulers, and give factors per size as rates"
                 )
 
     def _compute_rates(self) -> list[Any]:
@@ -128,11 +177,7 @@ class LadderTraining:
         return [group[INITIAL_RATE] * factor for group in self._get_optimizer().param_groups]
 
     def end_step(self) -> bool:
-        """Count a step, and start or finish the branch of a rung if it is due.
-
-        Returns:
-            Whether the model's size changed.
-        """
+        """Count a step, and start or finish the branch of a rung if it is due; whether the model's size changed."""
         self.step += 1
         branch = self.plan.find_branch_step(self._rung)
         ending = self.finished or self.step == branch + self.plan.rungs[self._rung].decay_steps
@@ -183,7 +228,6 @@ class LadderTraining:
                 flops_alone=planned.flops_alone,
                 loss=loss,
                 latency=latency,
-                path=self.folder.path,
             ),
         )
         result = "" if loss is None else f"loss {loss:.4f}, "
@@ -280,10 +324,7 @@ class LadderTraining:
         self.spent.flops = self.plan.compute_flops(step) if spent is None else spent
 
     def follow_loading(self) -> None:
-        """Make the model grow to the size of any state dict that is later loaded into it.
-
-        Loading raises CheckpointError if no rung has that size.
-        """
+        """Make the model grow to the size of any state dict that is later loaded into it."""
         self.model.register_load_state_dict_pre_hook(_LoadingHook(self))
 
     def grow_as_loaded(self, state_dict: Mapping[str, Any], prefix: str) -> None:
