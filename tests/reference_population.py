@@ -14,10 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from esper.growth.blueprints.registry import get
-from esper.growth.hooks import side_pass
 from esper.growth.model import GrowingModel
 from esper.growth.seed import Seed
-from esper.growth.slot import Slot
+from esper.growth.slot import Slot, side_pass
 from esper.lifecycle.actions import Blend
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import Evidence, SeedTable

@@ -176,7 +176,7 @@ class ByHand:
                 continue
             if own.seed is None:
                 own.occupant = copy.deepcopy(slot.seed)
-                own.ownership.add_parameters(own.name, list(own.seed.parameters()))
+                own.optimizer_link.add_parameters(own.name, list(own.seed.parameters()))
             own.seed.alpha.copy_(slot.seed.alpha)
             own.seed.requires_grad_(next(slot.seed.parameters()).requires_grad)
 

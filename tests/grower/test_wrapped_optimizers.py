@@ -12,7 +12,7 @@ from torch.nn import functional as F
 import esper
 from esper.errors import ConfigError, SlotError
 from esper.grower.governor import ModelSnapshot
-from esper.growth.followers import unwrap_optimizer
+from esper.growth.optimizers import unwrap_optimizer
 from factories import HELD, make_data, make_growing, packed, validate, with_evidence
 
 Groups = list[dict[str, Any]]
@@ -222,7 +222,7 @@ def test_what_would_not_train_seeds_is_refused(process_group: None) -> None:
             esper.Grower(model, optimizer, validate, horizon=DECISIONS)
         with pytest.raises(SlotError, match=sentence):
             esper.branch(model, optimizer)
-    assert model.ownership.optimizer is None
+    assert model.optimizer_link.optimizer is None
 
 
 def test_what_is_no_optimizer_is_refused() -> None:

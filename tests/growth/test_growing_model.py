@@ -107,8 +107,8 @@ def test_duplicates_do_not_carry_the_last_batch(duplicate: Duplicate) -> None:
     model(inputs().requires_grad_() * 2)  # not a leaf: such a tensor can be neither copied nor stored
     other = duplicate(model)
     with pytest.raises(SlotError, match="has not been called: call the whole host"):
-        _ = other.tap.get_inputs()
-    assert model.tap.get_inputs().shape == (3, TOKENS, FEATURES)
+        _ = other.input_hook.get_inputs()
+    assert model.input_hook.get_inputs().shape == (3, TOKENS, FEATURES)
 
 
 def test_slots_are_found_by_the_name_of_their_submodule() -> None:

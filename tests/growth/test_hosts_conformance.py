@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from esper.errors import SlotError
+from esper.growth.hooks import find_features
 from esper.growth.model import GrowingModel
-from esper.growth.taps import find_features
 from factories import Host, every_causal_host, every_host, loss, outputs, stir
 
 Copy = Callable[[GrowingModel], GrowingModel]

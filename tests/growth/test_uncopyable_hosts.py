@@ -113,7 +113,7 @@ class TestTorchScript:
     def test_a_growing_model_is_refused(self, tool: Callable[..., object], *, called: bool) -> None:
         model = growing(nn.Linear, "norm")
         if not called:
-            model.tap.inputs = None
+            model.input_hook.inputs = None
         with pytest.raises(ExportError, match="a growing model cannot be exported or traced"):
             tool(model, torch.randn(3, 4))
 

@@ -10,9 +10,8 @@ from esper.config.arguments import Flops, check_arguments
 from esper.errors import ConfigError, SlotError
 from esper.grower.spending import Spending
 from esper.growth.copies import copy_with
-from esper.growth.followers import unwrap_optimizer
-from esper.growth.hooks import require_attached
-from esper.growth.model import MODEL_ADVICE, OPTIMIZER_ADVICE, GrowingModel
+from esper.growth.model import MODEL_ADVICE, OPTIMIZER_ADVICE, GrowingModel, require_attached
+from esper.growth.optimizers import unwrap_optimizer
 
 
 @dataclass(frozen=True)

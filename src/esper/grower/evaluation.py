@@ -16,8 +16,8 @@ from esper.engine.measurements import Evaluation
 from esper.grower.example_means import compute_difference_error
 from esper.grower.refit import SeedlessFork
 from esper.grower.scores import LOSS, Metrics, Score, Scores
+from esper.growth.hooks import find_tensors
 from esper.growth.model import GrowingModel
-from esper.growth.taps import IncomparableError, flatten
 from esper.lifecycle.table import SeedTable
 from esper.numerics.arrays import Bools, Floats
 from esper.numerics.module_state import keep_modes
@@ -141,11 +141,7 @@ class ConstantOutputDetector:
     def _compare_rows(self, _: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
         if self._varied or torch.compiler.is_compiling():
             return
-        try:
-            inputs, outputs = _find_rows((arguments, keywords)), _find_rows(output)
-        except IncomparableError:
-            self._varied = True  # not known: assume that outputs differ
-            return
+        inputs, outputs = _find_rows((arguments, keywords)), _find_rows(output)
         outputs = [rows for rows in outputs if rows.is_floating_point()]
         if outputs and any(_have_different_rows(rows) for rows in inputs):
             self._compared = True
@@ -154,8 +150,8 @@ class ConstantOutputDetector:
 
 def _find_rows(value: Any) -> list[Tensor]:
     """The tensors in ``value`` that may hold several examples, ``[N, ...]``."""
-    leaves = [leaf for leaf in flatten(value) if isinstance(leaf, Tensor)]
-    return [leaf for leaf in leaves if leaf.dim() > 0 and len(leaf) > 1 and leaf.numel() and not leaf.is_complex()]
+    dense = [leaf for leaf in find_tensors(value) if not leaf.is_nested and leaf.layout is torch.strided]
+    return [leaf for leaf in dense if leaf.dim() > 0 and len(leaf) > 1 and leaf.numel() and not leaf.is_complex()]
 
 
 def _have_different_rows(rows: Tensor) -> bool:

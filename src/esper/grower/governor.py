@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from esper.engine.governor import Governor, Intervention, Trouble
 from esper.errors import CheckpointError, DivergedError
-from esper.growth.followers import unwrap_optimizer
 from esper.growth.model import GrowingModel
+from esper.growth.optimizers import unwrap_optimizer
 from esper.growth.seed import Seed
 from esper.numerics.module_state import global_generators
 from esper.serialization.state_files import from_plain, to_plain

@@ -85,7 +85,7 @@ class GradientRecorder:
     @torch.no_grad()
     def _record_step(self, *_: Any) -> None:
         slots = self._model.slots.values()
-        norms = torch.zeros(1 + len(slots), device=slots[0].anchor.device)
+        norms = torch.zeros(1 + len(slots), device=slots[0].like.device)
         for place, part in enumerate([self._model.host, *(slot.seed for slot in slots)]):
             parameters = [] if part is None else list(part.parameters())
             part_norms = [
@@ -159,7 +159,7 @@ class GradientRecorder:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where `state_dict` was called."""
-        device = self._model.slots.values()[0].anchor.device
+        device = self._model.slots.values()[0].like.device
         self._norms = [norms.to(device) for norms in state["norms"]]
 
 

@@ -51,10 +51,9 @@ from esper.grower.spending import Spending
 from esper.grower.state_dict import describe_structure, require_same_slots, require_structure
 from esper.grower.trial_log import TrialLog, advise
 from esper.grower.validation import Validation
-from esper.growth.followers import unwrap_optimizer
-from esper.growth.hooks import require_savable
 from esper.growth.look import Look
-from esper.growth.model import MODEL_ADVICE, OPTIMIZER_ADVICE, GrowingModel
+from esper.growth.model import MODEL_ADVICE, OPTIMIZER_ADVICE, GrowingModel, require_savable
+from esper.growth.optimizers import unwrap_optimizer
 from esper.growth.tried import ModuleJudgement
 from esper.lifecycle.actions import Head, Op, make_wait_actions
 from esper.lifecycle.stages import Stage

@@ -107,7 +107,7 @@ class PromiseRecorder:
         slots = self._model.slots.values()
         fitted, held_out = np.full((2, 1, len(slots), len(self._kinds)), np.nan)
         requested = False
-        with torch.autocast(slots[0].anchor.device.type, enabled=False):
+        with torch.autocast(slots[0].like.device.type, enabled=False):
             for place, slot in enumerate(slots):
                 for index, kind in enumerate(self._kinds):
                     if not (free[0, place] and kind.name in slot.blueprints and slot.enabled):
@@ -166,7 +166,7 @@ class PromiseRecorder:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where `state_dict` was called."""
         for slot in self._model.slots.values():
-            device = slot.anchor.device
+            device = slot.like.device
             self._batches[slot.name] = deque(
                 RecordedCall(features, gradients, {Context(name): tensor for name, tensor in contexts.items()}).map(
                     lambda tensor, device=device: tensor.to(device)

@@ -24,11 +24,9 @@ from torch.func import functional_call
 from esper.control.controller import Controller
 from esper.control.rules import Never
 from esper.errors import ConfigError
-from esper.growth.hooks import side_pass
 from esper.growth.model import GrowingModel
 from esper.growth.seed import Seed
-from esper.growth.slot import Slot
-from esper.growth.taps import are_equal
+from esper.growth.slot import Slot, side_pass
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import Evidence, SeedTable
 from esper.serialization.state_files import from_plain, to_plain
@@ -353,18 +351,18 @@ class ForkTrainer:
 
         Two passes of the model as it is show what the loss of the minibatch is, and whether it draws random numbers.
         """
-        tap = self._model.tap
-        inputs, value = None if tap.inputs is None else tap.inputs.detach(), float(loss.detach())
+        hook = self._model.input_hook
+        inputs, value = None if hook.inputs is None else hook.inputs.detach(), float(loss.detach())
         with side_pass(self._model, ()), torch.no_grad():
-            first, first_inputs = float(compute()), tap.inputs
-            second, second_inputs = float(compute()), tap.inputs
+            first, first_inputs = float(compute()), hook.inputs
+            second, second_inputs = float(compute()), hook.inputs
         if math.isclose(value, first, rel_tol=SAME, abs_tol=SAME):
             return
         if inputs is None or first_inputs is None or second_inputs is None:  # only parts of the host are called
             return
         # Inputs that are drawn at random, such as noisy images, differ between the two passes as well.
-        repeats = are_equal([first_inputs], [second_inputs])
-        if repeats and not are_equal([inputs], [first_inputs]):
+        repeats = _are_equal(first_inputs, second_inputs)
+        if repeats and not _are_equal(inputs, first_inputs):
             raise ConfigError(
                 f"isolated_backward was given a loss of {value:.6g}, and a minibatch whose loss is {first:.6g}: the "
                 "model was called with other inputs for that loss; give the minibatch that the loss is of, right after "
@@ -408,3 +406,8 @@ class ForkTrainer:
             )
         for fork in forks.values():
             fork.step(self._average, only_finite=self._scaler is not None)
+
+
+def _are_equal(inputs: Tensor, others: Tensor) -> bool:
+    """Whether two inputs are the same, where NaN equals NaN."""
+    return inputs.shape == others.shape and torch.allclose(inputs, others, rtol=0, atol=0, equal_nan=True)

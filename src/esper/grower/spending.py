@@ -67,7 +67,7 @@ class Spending:
         """The share in the first of several processes."""
         if training_flops is not None:
             self._require_countable()
-        model.tap.pass_counters.append(self)
+        model.input_hook.pass_counters.append(self)
 
     @property
     def flops(self) -> float:

@@ -60,7 +60,7 @@ def replace_seeds(model: GrowingModel, seeds: Mapping[str, Seed]) -> None:
     slots = model.slots.values()
     for slot in slots:
         slot.require_not_disabled()
-    former, optimizer = model.seeds, model.ownership.optimizer
+    former, optimizer = model.seeds, model.optimizer_link.optimizer
     moments = {} if optimizer is None else dict(optimizer.state)
 
     def plant_all(seeds: Mapping[str, Seed]) -> None:

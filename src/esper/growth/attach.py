@@ -14,8 +14,8 @@ from esper.errors import SlotError, did_you_mean
 from esper.growth.blueprints.registry import Context, get
 from esper.growth.example_input import Arguments, PlainModule
 from esper.growth.frozen import WHOLE
+from esper.growth.hooks import list_named_modules
 from esper.growth.model import GrowingModel
-from esper.growth.taps import list_named_modules
 
 PATTERN = "re:"
 """Prefix of a regular expression in `Places`."""

@@ -20,7 +20,7 @@ from torch import nn
 from esper.config.arguments import describe_value
 from esper.errors import SlotError
 from esper.growth.copies import copy_with
-from esper.growth.taps import GrowthHook, find_hook_tables, list_named_modules
+from esper.growth.hooks import GrowthHook, find_hook_tables, list_named_modules
 
 LAYER = "layer_idx"
 """Attribute of a module with the index of its cache layer."""

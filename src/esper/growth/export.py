@@ -19,9 +19,8 @@ from esper.extras import require_extra
 from esper.files import move_durably
 from esper.growth.copies import copy_with
 from esper.growth.example_input import Arguments
-from esper.growth.hooks import find_attached
+from esper.growth.hooks import find_attached, find_tensors
 from esper.growth.slot import Slot
-from esper.growth.taps import find_tensors
 
 TOLERANCE = 1e-5
 """Largest difference of finite outputs, relative to the largest output or 1; more for less precise dtypes."""

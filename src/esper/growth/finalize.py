@@ -18,11 +18,10 @@ from esper.growth.copies import copy_with
 from esper.growth.depth import DepthTracker, deepen
 from esper.growth.example_input import call_host, fit_example
 from esper.growth.fossils import add_fossil, runs_children
-from esper.growth.hooks import require_attached, side_pass
+from esper.growth.hooks import find_tensors, list_named_modules
 from esper.growth.pretrained import refuse_saving
 from esper.growth.seed import Seed
-from esper.growth.slot import Slot
-from esper.growth.taps import find_tensors, list_named_modules
+from esper.growth.slot import Slot, side_pass
 from esper.numerics.module_state import keep_modes
 
 if TYPE_CHECKING:
@@ -40,7 +39,6 @@ _UNKNOWN = (
 
 def finalize(model: GrowingModel, unfinished: Literal["keep", "drop", "raise"]) -> nn.Module:
     """A copy of the host with its seeds folded in; see `GrowingModel.finalize`."""
-    require_attached(model)
     kept = _choose_kept(model, unfinished)
     grown = copy_with(model, model, ExportError)
     grown.release()
@@ -69,7 +67,7 @@ def finalize(model: GrowingModel, unfinished: Literal["keep", "drop", "raise"]) 
             names = {other: _shift_path(path, names[name]) for other, path in names.items()}
         if way is Folded.NOT:
             _prepare_fossil(host, names[name], slot, seed)
-            add_fossil(host, names[name], seed, slot.site, name, grown.tap.place)
+            add_fossil(host, names[name], seed, slot.site, name, grown.input_hook.place)
             block = seed.blueprint.find_block()
             if block is not None:
                 blocks[name] = block
@@ -206,7 +204,7 @@ def _compute_both(
     outputs: tuple[list[Tensor], list[Tensor]] = ([], [])
     if model.example.arguments is None:
         return outputs
-    example = fit_example(model.host, model.example.arguments, model.slots.values()[0].anchor)
+    example = fit_example(model.host, model.example.arguments, model.slots.values()[0].like)
     with ExitStack() as stack:
         for network in (model, plain):
             stack.enter_context(keep_modes(network))

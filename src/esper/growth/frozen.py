@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.errors import SlotError
-from esper.growth.taps import list_named_modules
+from esper.growth.hooks import list_named_modules
 
 WHOLE = ""
 """Name of the host itself among its modules."""

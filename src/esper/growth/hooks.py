@@ -1,157 +1,209 @@
-"""Checks that a host calls its slots, and contexts of passes: without growth, and without side effects."""
+"""Hooks by which a host grows, records its input and counts its passes, and what forbids them."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
-from contextlib import ExitStack, contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+import sys
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any, Protocol, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
-from esper.errors import SlotError
-from esper.growth.seed import Seed
-from esper.growth.slot import Slot
-from esper.growth.taps import SourceTap, find_hook_tables, list_named_modules, require_unsharded
-from esper.numerics.module_state import keep_buffers, keep_generators, keep_modes
-
-if TYPE_CHECKING:
-    from esper.growth.model import GrowingModel
+from esper.errors import ExportError, SlotError
+from esper.growth.positions import find_mask_or_cache
 
 
-_FAST_PATH_MODULES = (nn.TransformerEncoderLayer, nn.MultiheadAttention)
-"""Modules that use another path, with different rounding, if they have no hooks."""
+class GrowthHook(nn.Module):
+    """A forward hook by which a host grows; copies of a part of the host do not have it."""
 
 
-def require_attachable(host: nn.Module) -> None:
-    """Reject a host that cannot get slots."""
-    require_unsharded(host)
-    name = find_attached(host)
-    if name is not None:
+HookTables = list[MutableMapping[int, Any]]
+
+
+def find_hook_tables(module: nn.Module) -> HookTables:
+    """The tables of the module's forward hooks and forward pre-hooks; empty if it takes no hooks."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return []
+    return _take_tables([module.register_forward_hook(_do_nothing), module.register_forward_pre_hook(_do_nothing)])
+
+
+def _take_tables(handles: Sequence[RemovableHandle]) -> HookTables:
+    """The tables with the hooks of ``handles``, which are removed; torch has no public access to the tables."""
+    tables: list[Any] = [handle.hooks_dict_ref() for handle in handles]
+    for handle in handles:
+        handle.remove()
+    return tables
+
+
+def list_named_modules(module: nn.Module, *, remove_duplicate: bool = True) -> list[tuple[str, nn.Module]]:
+    """`torch.nn.Module.named_modules`, which has no type hints, as a list."""
+    return list(cast("Iterator[tuple[str, nn.Module]]", module.named_modules(remove_duplicate=remove_duplicate)))
+
+
+def list_hooks(module: nn.Module) -> list[Any]:
+    """The module's forward hooks and forward pre-hooks."""
+    return [hook for table in find_hook_tables(module) for hook in table.values()]
+
+
+def _do_nothing(*_: Any) -> None:
+    """A hook that does nothing."""
+
+
+GROWING_ADVICE = (
+    "a growing model cannot be exported or traced, since its slots may change: export what model.finalize() returns"
+)
+
+
+def require_untraced() -> None:
+    """Reject exporting or tracing a growing model."""
+    if torch.compiler.is_exporting() or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
+        raise ExportError(GROWING_ADVICE)
+
+
+def require_unsharded(model: nn.Module) -> None:
+    """Reject a model of whose parameters this process holds a part."""
+    # Both modules are slow to import, and loaded wherever there is such a model.
+    fsdp, tensor = sys.modules.get("torch.distributed.fsdp"), sys.modules.get("torch.distributed.tensor")
+    wrapped = fsdp is not None and any(isinstance(part, fsdp.FSDPModule) for part in model.modules())
+    if wrapped or (tensor is not None and any(isinstance(part, tensor.DTensor) for part in model.parameters())):
         raise SlotError(
-            f"the model already has growth slots, one behind {name!r}: use what esper.attach returned then, or call "
-            "its release() first"
+            "this process holds only a part of the model's parameters (FSDP2, tensor parallelism), and growth needs "
+            "whole ones: use DistributedDataParallel while the model grows, or shard what model.finalize() returns"
         )
+
+
+def find_features(output: Any) -> Any:
+    """The features in a submodule's output: the whole output, or the first element of a plain tuple."""
+    return cast("tuple[Any, ...]", output)[0] if holds_features(output) else output
+
+
+def replace_features(output: Any, features: Tensor) -> Any:
+    """A submodule's output with its features replaced."""
+    return (features, *output[1:]) if holds_features(output) else features
+
+
+def holds_features(output: Any) -> bool:
+    """Whether the features are the first element of an output, as for recurrent layers, and not the output itself.
+
+    Other types derived from tuples, such as packed sequences, do not count.
+    """
+    return type(output) is tuple and isinstance(next(iter(cast("tuple[Any, ...]", output)), None), Tensor)
+
+
+class PassCounter(Protocol):
+    """Counts forward and backward passes of a model."""
+
+    def count_forward(self, inputs: Tensor) -> None:
+        """Called at the start of a forward pass with the network's input."""
+        ...
+
+    def count_backward(self, outputs: Sequence[Tensor]) -> None:
+        """Called after the forward pass with its outputs that have a gradient function; empty if unknown."""
+        ...
+
+
+class InputHook(nn.Module):
+    """Forward pre-hook of the host that keeps the network's input until the next pass, for seeds that need it.
+
+    Copies of the model do not have the input.
+
+    Args:
+        place: Index or keyword of the input among the host's arguments. If there is no tensor, the input is the first
+            tensor among them, positional ones first.
+        names: Names of the host's positional arguments, in order.
+    """
+
+    def __init__(self, place: int | str, names: tuple[str, ...] = ()) -> None:
+        super().__init__()
+        self.place = place
+        self.names = names
+        self.mask_or_cache = ""
+        """Name of a mask or cache among the arguments of the last forward pass; empty if there was none."""
+        self.inputs: Tensor | None = None
+        """The input of the last forward pass; None before any."""
+        self.pass_counters: list[PassCounter] = []
+        """Counters that are called in every forward pass."""
+
+    def forward(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        require_untraced()
+        # Find the input as in the example input, or as the first tensor.
+        places: dict[int | str, Any] = {**dict(enumerate(arguments)), **keywords}
+        tensors = {place: argument for place, argument in places.items() if isinstance(argument, Tensor)}
+        inputs = tensors.get(self.place, next(iter(tensors.values()))) if tensors else None
+        batch = 0 if inputs is None or inputs.dim() == 0 else len(inputs)
+        self.mask_or_cache = find_mask_or_cache(self.names, arguments, keywords, batch)
+        if inputs is not None:
+            self.inputs = inputs
+            for counter in self.pass_counters:
+                counter.count_forward(inputs)
+
+    def get_inputs(self) -> Tensor:
+        """The input of the last forward pass."""
+        if self.inputs is None:
+            raise SlotError("a seed needs the network's input, but the host has not been called: call the whole host")
+        return self.inputs
+
+    def __getstate__(self) -> dict[str, Any]:
+        # An input in an autograd graph can be neither copied nor pickled, and files should not contain data.
+        return {**self.__dict__, "inputs": None, "mask_or_cache": "", "pass_counters": []}
+
+
+class SourceHook(GrowthHook):
+    """Forward pre-hook of a layer that computes hidden units; keeps its input until the last layer has been called.
+
+    Copies of the model do not have the input.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inputs: Tensor | None = None
+        """The input of the last call; None once the next layer has been called."""
+
+    def forward(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        self.inputs = next(iter((*arguments, *keywords.values())), None)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "inputs": None}
+
+
+class OutputHook:
+    """Forward hook of the host that passes the outputs to pass counters, if a backward pass may follow."""
+
+    def __init__(self, input_hook: InputHook) -> None:
+        self.input_hook = input_hook
+
+    def __call__(self, module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
+        if not (self.input_hook.pass_counters and torch.is_grad_enabled()):
+            return
+        tensors = list(find_tensors(output))
+        # A leaf, such as a returned parameter, outlives the pass.
+        outputs = [tensor for tensor in tensors if tensor.grad_fn is not None]
+        if outputs or not tensors:
+            for counter in self.input_hook.pass_counters:
+                counter.count_backward(outputs)
+
+
+def find_tensors(value: Any) -> Iterator[Tensor]:
+    """The tensors in a network's output, in order, within mappings, lists, tuples and dataclasses."""
+    if isinstance(value, Tensor):
+        yield value
+        return
+    parts: Sequence[Any] = ()
+    if isinstance(value, Mapping):
+        parts = list(cast("Mapping[Any, Any]", value).values())
+    elif isinstance(value, tuple | list):
+        parts = cast("Sequence[Any]", value)
+    elif is_dataclass(value):
+        parts = [getattr(value, field.name) for field in fields(value)]
+    for part in parts:
+        yield from find_tensors(part)
 
 
 def find_attached(model: nn.Module) -> str | None:
     """The name of a submodule with a slot after it; None if there is none."""
     for name, part in list_named_modules(model):
-        if any(isinstance(hook, Slot) for hook in _list_hooks(part)):
+        if any(isinstance(hook, GrowthHook) and not isinstance(hook, SourceHook) for hook in list_hooks(part)):
             return name
     return None
-
-
-def require_attached(model: GrowingModel) -> None:
-    """Reject what `require_savable` rejects, and a model of which a slot is switched off."""
-    for slot in model.slots.values():  # first, as hooks may be off while slots are
-        slot.require_not_disabled()
-    require_savable(model)
-
-
-def require_savable(model: GrowingModel) -> None:
-    """Reject a model that is sharded, without its growth, or whose host no longer calls its slots."""
-    for slot in model.slots.values() if model.hidden else ():
-        slot.require_not_disabled()
-    require_unsharded(model)
-    modules = dict(list_named_modules(model.host, remove_duplicate=False))
-    # The slot and its other hooks must be among the hooks of the module that currently has its name.
-    for name, slot in model.slots.items():
-        for place, hook in ((name, slot), *((first, slot.source) for first in slot.chain[:1])):
-            if place not in modules or hook not in _list_hooks(modules[place]):
-                raise SlotError(
-                    f"slot {name!r} is no longer called: the model was released, or its submodule {place!r} was "
-                    "replaced or lost its hooks after esper.attach; change the host first, then attach"
-                )
-
-
-@contextmanager
-def hide_growth(model: GrowingModel) -> Generator[None]:
-    """Context manager in which the host computes without growth; see `GrowingModel.without_growth`."""
-    if torch.compiler.is_compiling():  # torch then runs the function uncompiled, unless it is told not to
-        raise SlotError("a compiled function cannot switch growth off: call it within model.without_growth()")
-    if model.hidden:
-        yield
-        return
-    with ExitStack() as stack:
-        # Configurations do not count grown blocks, and slots return the host's features.
-        stack.enter_context(model.depth.without_blocks())
-        for slot in model.slots.values():
-            stack.enter_context(slot.disabled())
-        if any(isinstance(part, _FAST_PATH_MODULES) for part in model.host.modules()):
-            # Without hooks, these modules use their fast path, so outputs are bitwise those before growth. Nothing is
-            # compiled meanwhile: hooks have no guards, so a graph without slots would be used with slots afterwards.
-            with suppress(RuntimeError):  # called by a compiled function, where the hooks must stay
-                stack.enter_context(torch.compiler.set_stance("force_eager"))
-                stack.enter_context(_remove_hooks(model))
-        model.hidden = True
-        try:
-            yield
-        finally:
-            model.hidden = False
-
-
-@contextmanager
-def _remove_hooks(model: GrowingModel) -> Generator[None]:
-    """Context manager in which the host does not call its slots."""
-    # Removed from torch's tables and put back, because handles cannot do that.
-    names = {name: None for slot in model.slots.values() for name in (slot.name, *slot.chain[:1])}
-    tables = [table for name in names for table in find_hook_tables(model.host.get_submodule(name))]
-    before = [dict(table) for table in tables]
-    kinds = (Slot, SourceTap)
-    for table in tables:
-        for key in [key for key, hook in table.items() if isinstance(hook, kinds)]:
-            del table[key]
-    try:
-        yield
-    finally:
-        for table, hooks in zip(tables, before, strict=True):
-            merged = {key: hook for key, hook in hooks.items() if key in table or isinstance(hook, kinds)} | dict(table)
-            table.clear()  # to restore the order of calls, too
-            table.update(merged)
-
-
-def _list_hooks(module: nn.Module) -> list[Any]:
-    return [hook for table in find_hook_tables(module) for hook in table.values()]
-
-
-@contextmanager
-def side_pass(network: nn.Module, seeds: Iterable[Seed]) -> Generator[None]:
-    """Context manager in which ``seeds`` of ``network`` are at full weight, and passes have no side effects.
-
-    Changes of buffers are undone, and random generators are restored. The buffers are other tensors within the context,
-    so a pass from before it can still be differentiated after it. Feature hooks of slots are off.
-    """
-    # Passes write to clones of the buffers, and no hook records them.
-    feature_hooks = [(module, module.feature_hook) for module in network.modules() if isinstance(module, Slot)]
-    for slot, _ in feature_hooks:
-        slot.feature_hook = None
-    try:
-        with ExitStack() as stack:
-            stack.enter_context(keep_buffers(network))
-            stack.enter_context(keep_generators(network))
-            for seed in seeds:
-                stack.enter_context(seed.temporary_alpha(1.0))
-            yield
-    finally:
-        for slot, feature_hook in feature_hooks:
-            slot.feature_hook = feature_hook
-
-
-@contextmanager
-def eval_without_side_effects(model: nn.Module) -> Generator[None]:
-    """Context manager in which ``model`` is in evaluation mode, differentiable and uncompiled.
-
-    Modes, buffers and random generators are restored afterwards.
-    """
-    with ExitStack() as stack:
-        # Gradients are needed even if the caller has disabled them, and hooks do not run in compiled code.
-        stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(torch.enable_grad())
-        stack.enter_context(torch.compiler.set_stance("force_eager"))
-        if any(isinstance(module, nn.RNNBase) for module in model.modules()):
-            stack.enter_context(torch.backends.cudnn.flags(enabled=False))  # its RNNs learn in training mode only
-        stack.enter_context(side_pass(model, ()))
-        stack.enter_context(keep_modes(model))
-        model.eval()
-        yield

@@ -17,7 +17,7 @@ from esper.config.arguments import describe_value
 from esper.errors import LookError, plural
 from esper.files import write_atomically
 from esper.growth.blueprints.registry import Blueprint, Context, LayerCall, get
-from esper.growth.hooks import eval_without_side_effects
+from esper.growth.hooks import list_named_modules
 from esper.growth.promise import (
     GradientBatch,
     RecordedCall,
@@ -26,9 +26,8 @@ from esper.growth.promise import (
     compute_promise,
     record_call,
 )
-from esper.growth.slot import Slot
+from esper.growth.slot import Slot, eval_without_side_effects
 from esper.growth.summary import align_columns
-from esper.growth.taps import list_named_modules
 from esper.numerics.random_streams import module_generator
 
 if TYPE_CHECKING:
@@ -271,7 +270,7 @@ def look(
 
         # Measure the candidates, and the host's own layers without what grew on them.
         rows: list[Candidate] = []
-        stack.enter_context(torch.autocast(model.tap.get_inputs().device.type, enabled=False))
+        stack.enter_context(torch.autocast(model.input_hook.get_inputs().device.type, enabled=False))
         for index, slot in enumerate(slots.values()):
             if slot.name not in at_slots.recorded:
                 raise LookError(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from math import isfinite
 from types import MappingProxyType
@@ -17,28 +17,30 @@ from torch import Tensor, nn
 from esper.config.arguments import AtLeastTwo, Batches, Name, NonNegativeInt, PositiveInt, check_arguments
 from esper.errors import CheckpointError, ConfigError, ExportError, LookError, SlotError
 from esper.growth.blueprints.registry import get
+from esper.growth.copies import Copies
 from esper.growth.depth import CONFIGURATION, DepthTracker
 from esper.growth.example_input import Arguments, ExampleInput, PlainModule, find_input_place, first_tensor
 from esper.growth.finalize import finalize
-from esper.growth.followers import SLOT_KEY, SLOTS_PREFIX, Copies, Ownership, unwrap_optimizer
 from esper.growth.frozen import FrozenParts, require_no_checkpointing
-from esper.growth.hooks import hide_growth, require_attachable, require_attached, require_savable
+from esper.growth.hooks import (
+    GROWING_ADVICE,
+    InputHook,
+    OutputHook,
+    SourceHook,
+    find_attached,
+    list_hooks,
+    list_named_modules,
+    require_unsharded,
+    require_untraced,
+)
 from esper.growth.look import Look, look
+from esper.growth.optimizers import SLOT_KEY, SLOTS_PREFIX, OptimizerLink, unwrap_optimizer
 from esper.growth.positions import is_mask_or_cache, list_argument_names
 from esper.growth.pretrained import refuse_while_growing
 from esper.growth.probe import probe
 from esper.growth.seed import Seed
 from esper.growth.slot import Slot
 from esper.growth.summary import GrowthSummary, Preview, preview, summarise
-from esper.growth.taps import (
-    GROWING_ADVICE,
-    InputTap,
-    OutputTap,
-    SourceTap,
-    list_named_modules,
-    require_unsharded,
-    require_untraced,
-)
 from esper.growth.tried import TriedModule
 
 M = TypeVar("M", bound=nn.Module)
@@ -168,10 +170,28 @@ def _prepare_loading(model: nn.Module, state_dict: dict[str, Any], prefix: str, 
             )
 
 
-def _require_called(model: nn.Module, *_: Any) -> None:
-    """State-dict pre-hook: reject a model whose host no longer calls its slots."""
-    assert isinstance(model, GrowingModel)
+def require_attached(model: GrowingModel) -> None:
+    """Reject what `require_savable` rejects, and a model of which a slot is switched off."""
+    for slot in model.slots.values():  # first, as slots may be off one by one
+        slot.require_not_disabled()
     require_savable(model)
+
+
+def require_savable(model: nn.Module, *_: Any) -> None:
+    """State-dict pre-hook: reject a sharded model, or one without its growth or whose host does not call its slots."""
+    assert isinstance(model, GrowingModel)
+    for slot in model.slots.values() if model.growth_off else ():
+        slot.require_not_disabled()
+    require_unsharded(model)
+    modules = dict(list_named_modules(model.host, remove_duplicate=False))
+    # The slot and its other hooks must be among the hooks of the module that currently has its name.
+    for name, slot in model.slots.items():
+        for place, hook in ((name, slot), *((first, slot.source) for first in slot.chain[:1])):
+            if place not in modules or hook not in list_hooks(modules[place]):
+                raise SlotError(
+                    f"slot {name!r} is no longer called: the model was released, or its submodule {place!r} was "
+                    "replaced or lost its hooks after esper.attach; change the host first, then attach"
+                )
 
 
 @cache
@@ -180,8 +200,8 @@ def _keep_hooks_uncompiled() -> None:
 
     Where a host or a part of it is compiled, it so runs in graphs between its slots.
     """
-    hooks = {Slot: "forward", InputTap: "forward", SourceTap: "forward", OutputTap: "__call__", FrozenParts: "__call__"}
-    for kind, method in hooks.items():
+    hooks = [(Slot, "forward"), (InputHook, "forward"), (SourceHook, "forward")]
+    for kind, method in (*hooks, (OutputHook, "__call__"), (FrozenParts, "__call__")):
         setattr(kind, method, torch.compiler.disable(getattr(kind, method)))
 
 
@@ -220,7 +240,13 @@ class GrowingModel(nn.Module):
         matches: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         super().__init__()
-        require_attachable(host)
+        require_unsharded(host)
+        attached = find_attached(host)
+        if attached is not None:
+            raise SlotError(
+                f"the model already has growth slots, one behind {attached!r}: use what esper.attach returned then, or "
+                "call its release() first"
+            )
         require_no_checkpointing(host, frozen)
         # Find the sites before anything is changed.
         offers = slots if isinstance(slots, Mapping) else dict.fromkeys(slots)
@@ -244,16 +270,16 @@ class GrowingModel(nn.Module):
         """Number of scalars in the input of one example."""
         # Make the slots and hook them to the host.
         _keep_hooks_uncompiled()
-        self.tap = InputTap(find_input_place(example_input), list_argument_names(host))
-        self.ownership = Ownership()
+        self.input_hook = InputHook(find_input_place(example_input), list_argument_names(host))
+        self.optimizer_link = OptimizerLink()
         self.copies = Copies()
         self.depth = DepthTracker(host)
         slots_by_name = {
             name: Slot(
                 name,
                 site,
-                tap=self.tap,
-                ownership=self.ownership,
+                input_hook=self.input_hook,
+                optimizer_link=self.optimizer_link,
                 copies=self.copies,
                 depth=self.depth,
                 blueprints=offers[name],
@@ -261,8 +287,8 @@ class GrowingModel(nn.Module):
             )
             for name, site in probed.sites.items()
         }
-        self._hooks = [host.register_forward_pre_hook(self.tap, with_kwargs=True)]
-        self._hooks.append(host.register_forward_hook(OutputTap(self.tap)))
+        self._hooks = [host.register_forward_pre_hook(self.input_hook, with_kwargs=True)]
+        self._hooks.append(host.register_forward_hook(OutputHook(self.input_hook)))
         for name, slot in slots_by_name.items():
             self._hooks.append(host.get_submodule(name).register_forward_hook(slot, with_kwargs=True))
             if slot.source is not None:
@@ -271,7 +297,7 @@ class GrowingModel(nn.Module):
         self.slots = Slots(slots_by_name)
         self.training = host.training
         self.slots.train(host.training)
-        self.tap.train(host.training)
+        self.input_hook.train(host.training)
         # Freeze parts of the host. If no part of it learns, the last slot keeps the loss differentiable.
         self.frozen = FrozenParts(host, frozen)
         """Parts of the host that never change."""
@@ -283,7 +309,7 @@ class GrowingModel(nn.Module):
         self._refused = refuse_while_growing(host, self.slots)
         self.tried: tuple[TriedModule, ...] = ()
         """All modules that a grower has planted, with their outcomes, for `summary`."""
-        self.hidden = False
+        self.growth_off = False
         """Whether growth is switched off, as within `without_growth`."""
         self.host_parameters = sum(parameter.numel() for parameter in host.parameters())
         """Number of parameters before any growth."""
@@ -305,7 +331,7 @@ class GrowingModel(nn.Module):
         # A state dict has no structure: raise an error if saving or loading one would lose seeds.
         self.planters: list[Callable[[GrowingModel, dict[str, Any], str], None]] = []
         """Called with this model, a state dict that is about to be loaded, and the prefix of its names there."""
-        self.register_state_dict_pre_hook(_require_called)
+        self.register_state_dict_pre_hook(require_savable)
         self.register_load_state_dict_pre_hook(_prepare_loading)
         # From here on the class has the host's name and signature.
         self.__class__ = make_subclass(type(self), type(host))
@@ -341,17 +367,31 @@ class GrowingModel(nn.Module):
         self.frozen.set_eval(self.host)
         return self
 
-    def without_growth(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def without_growth(self) -> Generator[None]:
         """Context manager in which the host computes without growth.
 
-        A frozen host gives bit for bit the outputs it had before `esper.attach`. Torch's encoder layers round
-        differently if a gradient is needed: compare them under `torch.no_grad`. Models with such layers run uncompiled
-        in the block.
+        A frozen host gives bit for bit the outputs it had before `esper.attach`, except that torch's own encoder layers
+        and attention round differently where they have slots.
 
         With activation checkpointing, run forward and backward on the same side of the block. Nothing may be planted,
         removed or saved within the block.
         """
-        return hide_growth(self)
+        if torch.compiler.is_compiling():  # torch then runs the function uncompiled, unless it is told not to
+            raise SlotError("a compiled function cannot switch growth off: call it within model.without_growth()")
+        if self.growth_off:
+            yield
+            return
+        with ExitStack() as stack:
+            # Configurations do not count grown blocks, and slots return the host's features.
+            stack.enter_context(self.depth.without_blocks())
+            for slot in self.slots.values():
+                stack.enter_context(slot.disabled())
+            self.growth_off = True
+            try:
+                yield
+            finally:
+                self.growth_off = False
 
     @property
     def seeds(self) -> dict[str, Seed]:
@@ -396,7 +436,7 @@ class GrowingModel(nn.Module):
                 divides the parameters among processes.
         """
         require_unsharded(self)
-        self.ownership.link(unwrap_optimizer(optimizer), self.slots, self.named_parameters)
+        self.optimizer_link.link(unwrap_optimizer(optimizer), self.slots, self.named_parameters)
 
     @check_arguments(SlotError)
     def mirror(self, average: PlainModule) -> None:
@@ -553,4 +593,5 @@ class GrowingModel(nn.Module):
                 f"{', '.join(taken)} (use_cache=False for a cache), or its outputs are wrong without an error",
                 stacklevel=2,
             )
+        require_attached(self)
         return finalize(self, unfinished)

@@ -23,10 +23,9 @@ from esper.config.settings import Settings
 from esper.errors import CheckpointError, EsperError, RunError, SlotError
 from esper.files import TEMPORARY_SUFFIX, lock_folder, write_atomically
 from esper.growth.example_input import Arguments, PlainModule
-from esper.growth.followers import SLOTS_PREFIX
 from esper.growth.frozen import hash_frozen
-from esper.growth.hooks import require_attached
-from esper.growth.model import MODEL_ADVICE, GrowingModel
+from esper.growth.model import MODEL_ADVICE, GrowingModel, require_attached
+from esper.growth.optimizers import SLOTS_PREFIX
 from esper.growth.seed import Seed
 from esper.growth.site import Layout, Site
 from esper.lifecycle.actions import Blend

@@ -15,7 +15,7 @@ from torch import fx, nn
 from esper.errors import ExportError
 from esper.growth.depth import CONFIGURATION
 from esper.growth.fossils import TRACING_ERRORS
-from esper.growth.taps import list_named_modules
+from esper.growth.hooks import list_named_modules
 
 METHODS = ("save_pretrained", "push_to_hub")
 """Methods of Hugging Face models that save the class's own parameters and a configuration."""

@@ -23,6 +23,7 @@ from esper.growth.example_input import (
     first_tensor,
     replace_input,
 )
+from esper.growth.hooks import find_features, find_tensors, holds_features, list_named_modules, replace_features
 from esper.growth.positions import (
     CallRecorder,
     find_output_tensor,
@@ -30,7 +31,6 @@ from esper.growth.positions import (
     pad_nested,
 )
 from esper.growth.site import Layer, Layout, Site
-from esper.growth.taps import find_features, find_tensors, holds_features, list_named_modules, replace_features
 from esper.numerics.flops import count_flops
 from esper.numerics.module_state import keep_modes
 
@@ -184,7 +184,7 @@ def probe(
             flops=counted.parts[name] // len(inputs),
             keeps_shape=record.keeps_shape,
             single_argument=record.call.has_single_argument,
-            anchor=torch.zeros((), device=like.device, dtype=like.dtype if like.is_floating_point() else None),
+            like=torch.zeros((), device=like.device, dtype=like.dtype if like.is_floating_point() else None),
             trainable=frozenset(path for path, values in module.named_parameters() if values.requires_grad),
             unaltered=record.unaltered,
             in_tuple=record.in_tuple,

@@ -169,7 +169,7 @@ def record_call(slot: Slot, call: LayerCall, features: Tensor, limit: int) -> Re
     """The first ``limit`` examples of a call of the layer before ``slot``, whose features are ``features``."""
     contexts: dict[Context, Tensor | None] = {
         Context.NOTHING: features,
-        Context.NETWORK: slot.tap.inputs,
+        Context.NETWORK: slot.input_hook.inputs,
         Context.LAYER: call.first_argument,
         Context.CALL: features if call.has_single_argument else None,
         Context.HIDDEN: None if slot.source is None else slot.source.inputs,

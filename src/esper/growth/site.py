@@ -80,7 +80,7 @@ class Layer:
     """Whether the layer returns features with the shape and dtype of its first argument, as a block does."""
     single_argument: bool
     """Whether all arguments except the first are None or False."""
-    anchor: Tensor
+    like: Tensor
     """A scalar with the dtype and device for seeds after the layer."""
     trainable: frozenset[str]
     """Names of the parameters that required a gradient at the probe; they may be frozen since."""

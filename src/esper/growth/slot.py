@@ -5,8 +5,8 @@ Unlike a closure, a module can be deep-copied, pickled and compiled with the hos
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Annotated, Any, Protocol, cast
 
 import torch
@@ -16,13 +16,15 @@ from torch import Tensor, distributed, nn
 from esper.config.arguments import Name, NonNegativeFloat, check_arguments
 from esper.errors import DistributedError, SlotError
 from esper.growth.blueprints.registry import LAYER_CONTEXTS, Blueprint, Context, LayerCall, for_site, get
+from esper.growth.copies import Copies
 from esper.growth.depth import DepthTracker, convert_block
-from esper.growth.followers import Copies, Ownership
+from esper.growth.hooks import GrowthHook, InputHook, SourceHook, find_features, replace_features, require_unsharded
+from esper.growth.optimizers import OptimizerLink
 from esper.growth.positions import cut_to_lengths, find_mask_or_cache, list_argument_names, pad_nested, refuse_to_mix
 from esper.growth.seed import Seed
 from esper.growth.site import IN_ORDER, Layout, Site
-from esper.growth.taps import GrowthHook, InputTap, SourceTap, find_features, replace_features, require_unsharded
 from esper.lifecycle.actions import Blend
+from esper.numerics.module_state import keep_buffers, keep_generators, keep_modes
 
 
 class SlotModule(Protocol):
@@ -50,8 +52,8 @@ class Slot(GrowthHook):
     Args:
         name: Name of the submodule to hook.
         site: Layout and size of the features there.
-        tap: The tap that records the network's input.
-        ownership: Adds the parameters of seeds to an optimizer.
+        input_hook: The hook that records the network's input.
+        optimizer_link: Adds the parameters of seeds to an optimizer.
         copies: Copies of the model that grow with it.
         depth: Keeps the host's configuration consistent with grown blocks.
         blueprints: Names of the blueprints that may germinate here; None: all that support the site, for tokens only
@@ -59,15 +61,15 @@ class Slot(GrowthHook):
         mask_or_cache: Name of a mask, lengths or a cache that the host uses; there nothing mixes positions.
     """
 
-    anchor: Tensor
+    like: Tensor
 
     def __init__(
         self,
         name: str,
         site: Site,
         *,
-        tap: InputTap,
-        ownership: Ownership,
+        input_hook: InputHook,
+        optimizer_link: OptimizerLink,
         copies: Copies,
         depth: DepthTracker,
         blueprints: Sequence[str] | None = None,
@@ -76,11 +78,11 @@ class Slot(GrowthHook):
         super().__init__()
         self.name = name
         self.site = site
-        self.tap = tap
-        self.ownership = ownership
+        self.input_hook = input_hook
+        self.optimizer_link = optimizer_link
         self.copies = copies
         self.depth = depth
-        self.source = None if site.hidden is None else SourceTap()
+        self.source = None if site.hidden is None else SourceHook()
         """Records the input of the layer that computes the hidden units before the slot's layer, if units may grow."""
         self.chain: tuple[str, ...] = () if site.hidden is None else site.hidden.names
         """Names of the modules from this layer to the slot's layer."""
@@ -91,8 +93,8 @@ class Slot(GrowthHook):
         self.enabled = True
         """Whether anything may germinate here."""
         # Follows the model's device and dtype, which new seeds get. Not persistent, because its value is meaningless.
-        anchor = torch.zeros(()) if site.layer is None else torch.zeros_like(site.layer.anchor)
-        self.register_buffer("anchor", anchor, persistent=False)
+        like = torch.zeros(()) if site.layer is None else torch.zeros_like(site.layer.like)
+        self.register_buffer("like", like, persistent=False)
         self.occupant: SlotModule | None = None
         self._disabled: list[SlotModule | None] = []  # a list, or the disabled module would be a submodule
         self.adds_leaf = False
@@ -122,16 +124,16 @@ class Slot(GrowthHook):
         seed = self.seed
         # Reject passes that would compute something other than in training.
         if seed is not None and self.mixes_positions:
-            found = self.tap.mask_or_cache
+            found = self.input_hook.mask_or_cache
             found = found or find_mask_or_cache(self.argument_names, *call, batch=output.size(0))
             if found or output.is_nested:
                 refuse_to_mix(self.name, seed.blueprint.name, found or "nested tensors")
-        if output.dtype != self.anchor.dtype:
+        if output.dtype != self.like.dtype:
             # The host was converted without its slots; otherwise the dtype is autocast's or the host's own choice.
             parameter = next(module.parameters(), None)
             if seed is not None and parameter is not None and parameter.dtype == output.dtype:
                 raise SlotError(
-                    f"the seed in slot {self.name!r} is {self.anchor.dtype}, but its host became {output.dtype}: "
+                    f"the seed in slot {self.name!r} is {self.like.dtype}, but its host became {output.dtype}: "
                     "convert the whole growing model, for instance by model.double(), not only its host"
                 )
         # Find the second argument.
@@ -141,7 +143,7 @@ class Slot(GrowthHook):
             case Context.NOTHING:
                 inputs = output
             case Context.NETWORK:
-                inputs = self.tap.get_inputs()
+                inputs = self.input_hook.get_inputs()
             case Context.LAYER:
                 inputs = call.first_argument
                 if inputs is None:
@@ -245,7 +247,7 @@ class Slot(GrowthHook):
         self.convert_seed(seed)
         # Update all that follow growth: configurations, the optimizer, and copies.
         self.depth.set_block(self.name, seed.blueprint.find_block())
-        self.ownership.add_parameters(self.name, list(seed.parameters()))
+        self.optimizer_link.add_parameters(self.name, list(seed.parameters()))
         self._set_module(seed)
         self.copies.sync_seed_change(self)
         return seed
@@ -254,9 +256,9 @@ class Slot(GrowthHook):
         """Give a seed the device, dtype and mode of the features here, or a copy of a block those of the block."""
         block, layer = seed.blueprint.find_block(), self.site.layer
         if block is None or layer is None:
-            return seed.to(self.anchor.device, self.anchor.dtype).train(self.training)
-        seed.to(self.anchor.device)
-        seed.alpha = seed.alpha.to(self.anchor)
+            return seed.to(self.like.device, self.like.dtype).train(self.training)
+        seed.to(self.like.device)
+        seed.alpha = seed.alpha.to(self.like)
         convert_block(block, layer.module)
         return seed.train(self.training)
 
@@ -271,7 +273,7 @@ class Slot(GrowthHook):
         """Remove the seed, if there is one, even if it is a fossil; for rollbacks."""
         self.require_not_disabled()
         if self.seed is not None:
-            self.ownership.remove_parameters(self.name, list(self.seed.parameters()))
+            self.optimizer_link.remove_parameters(self.name, list(self.seed.parameters()))
             self._set_module(None)
             self.depth.set_block(self.name, None)
             self.copies.sync_seed_change(self)
@@ -310,7 +312,7 @@ class Slot(GrowthHook):
     @property
     def _placement(self) -> tuple[bool, torch.dtype, torch.device]:
         """Mode, dtype and device of seeds here."""
-        return self.training, self.anchor.dtype, self.anchor.device
+        return self.training, self.like.dtype, self.like.device
 
     def require_not_disabled(self) -> None:
         """Reject changes of the slot while it is `disabled`, because the end of that context would undo them."""
@@ -371,3 +373,45 @@ def _choose_blueprints(name: str, site: Site, blueprints: Sequence[str] | None, 
     order = "causal " if site.causal else ""
     hint = f"those that do are {', '.join(supported)}" if supported else "register one of your own that does"
     raise SlotError(f"{problem} the {order}{site.layout} {site.shape} at slot {name!r}; {hint}")
+
+
+@contextmanager
+def side_pass(network: nn.Module, seeds: Iterable[Seed]) -> Generator[None]:
+    """Context manager in which ``seeds`` of ``network`` are at full weight, and passes have no side effects.
+
+    Changes of buffers are undone, and random generators are restored. The buffers are other tensors within the context,
+    so a pass from before it can still be differentiated after it. Feature hooks of slots are off.
+    """
+    # Passes write to clones of the buffers, and no hook records them.
+    feature_hooks = [(module, module.feature_hook) for module in network.modules() if isinstance(module, Slot)]
+    for slot, _ in feature_hooks:
+        slot.feature_hook = None
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(keep_buffers(network))
+            stack.enter_context(keep_generators(network))
+            for seed in seeds:
+                stack.enter_context(seed.temporary_alpha(1.0))
+            yield
+    finally:
+        for slot, feature_hook in feature_hooks:
+            slot.feature_hook = feature_hook
+
+
+@contextmanager
+def eval_without_side_effects(model: nn.Module) -> Generator[None]:
+    """Context manager in which ``model`` is in evaluation mode, differentiable and uncompiled.
+
+    Modes, buffers and random generators are restored afterwards.
+    """
+    with ExitStack() as stack:
+        # Gradients are needed even if the caller has disabled them, and hooks do not run in compiled code.
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        if any(isinstance(module, nn.RNNBase) for module in model.modules()):
+            stack.enter_context(torch.backends.cudnn.flags(enabled=False))  # its RNNs learn in training mode only
+        stack.enter_context(side_pass(model, ()))
+        stack.enter_context(keep_modes(model))
+        model.eval()
+        yield

@@ -27,7 +27,7 @@ from esper.errors import ConfigError
 from esper.files import print_line
 from esper.growth.copies import copy_with
 from esper.growth.example_input import Arguments, PlainModule, find_input_place, first_tensor
-from esper.growth.followers import unwrap_optimizer
+from esper.growth.optimizers import unwrap_optimizer
 from esper.ladders.plan import ADVICE as PLAN_ADVICE
 from esper.ladders.plan import DECAY, SHARE, LadderPlan, Sizes, make_plan, require_plain
 from esper.ladders.rungs import Ladder, RungFolder

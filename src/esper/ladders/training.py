@@ -23,8 +23,8 @@ from esper.engine.budget import TRAINING_PASSES
 from esper.errors import CheckpointError, ConfigError, DivergedError, plural
 from esper.files import print_line
 from esper.growth.example_input import Arguments, find_input_place, first_tensor
-from esper.growth.followers import unwrap_optimizer
-from esper.growth.taps import find_tensors
+from esper.growth.hooks import find_tensors
+from esper.growth.optimizers import unwrap_optimizer
 from esper.ladders.plan import LadderPlan, count_forward
 from esper.ladders.rungs import Ladder, Rung, RungFolder, measure_latency
 from esper.ladders.towers import deepen_in_place, grow_towers, read_depths

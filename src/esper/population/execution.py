@@ -25,10 +25,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from esper.errors import SlotError
+from esper.growth.hooks import SourceHook
 from esper.growth.model import GrowingModel
 from esper.growth.site import Site
 from esper.growth.slot import SlotModule
-from esper.growth.taps import SourceTap
 from esper.numerics.module_state import global_generators
 from esper.numerics.random_streams import seed_globally
 from esper.numerics.stacking import Stackable, linear
@@ -304,9 +304,9 @@ def _apply(slot_op: SlotOp, features: Tensor, inputs: Tensor, source: Tensor | N
 _Apply = Callable[[SlotOp, Tensor, Tensor, Tensor | None], Tensor]
 
 
-def _run_in_slot(apply: _Apply, slot_op: SlotOp, tap: SourceTap | None, features: Tensor, inputs: Tensor) -> Tensor:
-    """The output of a slot: its slot op applied to the features, with the source that the tap recorded in this pass."""
-    return apply(slot_op, features, inputs, None if tap is None else tap.inputs)
+def _run_in_slot(apply: _Apply, slot_op: SlotOp, source: SourceHook | None, features: Tensor, inputs: Tensor) -> Tensor:
+    """The output of a slot: its slot op applied to the features, with what the source hook recorded in this pass."""
+    return apply(slot_op, features, inputs, None if source is None else source.inputs)
 
 
 class Execution:

@@ -11,9 +11,9 @@ import copy
 import random
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from esper.errors import ConfigError, TaskError
-from esper.growth.taps import IncomparableError, copy_tensors, flatten, list_named_modules
+from esper.growth.hooks import list_named_modules
 from esper.numerics.module_state import global_generators
 from esper.numerics.random_streams import seed_globally
 
@@ -155,10 +155,36 @@ def _read_others() -> tuple[Any, ...]:
 
 
 def _copy_leaves(value: Any) -> list[Any] | None:
+    """The flattened value with copies of its tensors; None if it has parts that cannot be compared."""
     try:
-        return copy_tensors(flatten(value))
-    except IncomparableError:
+        return [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in _flatten(value)]
+    except _IncomparableError:
         return None
+
+
+class _IncomparableError(Exception):
+    """A value cannot be flattened into tensors and plain values."""
+
+
+def _flatten(value: Any) -> list[Any]:
+    """The tensors and plain values in an argument or output of a network, with the types of their containers."""
+    if value is None or isinstance(value, bool | int | float | str | torch.dtype | torch.device):
+        return [value]
+    # Only dense tensors can be compared element by element.
+    if isinstance(value, Tensor):
+        if value.is_nested or value.layout is not torch.strided:
+            raise _IncomparableError
+        return [value]
+    # Containers: their type and keys or length, then their leaves.
+    if isinstance(value, Mapping):
+        mapping = cast("Mapping[Any, Any]", value)
+        return [type(mapping), *mapping, *(leaf for part in mapping.values() for leaf in _flatten(part))]
+    if isinstance(value, tuple | list):
+        items = cast("Sequence[Any]", value)
+        return [type(items), len(items), *(leaf for item in items for leaf in _flatten(item))]
+    if is_dataclass(value) and not isinstance(value, type):
+        return [type(value), *(leaf for field in fields(value) for leaf in _flatten(getattr(value, field.name)))]
+    raise _IncomparableError
 
 
 def _are_close(leaves: Sequence[Any] | None, others: Sequence[Any] | None) -> bool:

@@ -14,9 +14,9 @@ from torch.nn.utils import skip_init  # pyright: ignore[reportUnknownVariableTyp
 from esper.errors import ExportError, SlotError, did_you_mean
 from esper.growth.blueprints.registry import Blueprint, Context, Family, Folded, LayerCall, register, register_sizes
 from esper.growth.depth import copy_block
+from esper.growth.hooks import find_tensors, list_named_modules
 from esper.growth.positions import pad_nested
 from esper.growth.site import Hidden, Layout, Site, WideLayer, find_channel_axis
-from esper.growth.taps import find_tensors, list_named_modules
 from esper.numerics.module_state import keep_generators, keep_modes
 from esper.numerics.stacking import Stackable
 

@@ -1,23 +1,17 @@
-"""Objects that follow a model's growth, shared by its slots: optimizer and mirrored copies."""
+"""Adding the parameters of seeds to an optimizer, and removing them."""
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, cast
-from weakref import WeakSet
+from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from esper.errors import SlotError
-
-if TYPE_CHECKING:
-    from esper.growth.model import GrowingModel
-    from esper.growth.slot import Slot
-
 
 SLOT_KEY = "slot"
 """Key of parameter groups of slots; its value is the slot's name."""
@@ -56,7 +50,7 @@ def _list_held_optimizers(optimizer: torch.optim.Optimizer) -> list[torch.optim.
     return [value for value in values if isinstance(value, torch.optim.Optimizer) and value is not optimizer]
 
 
-class Ownership:
+class OptimizerLink:
     """Adds the parameters of seeds to an optimizer made from `GrowingModel.parameter_groups`.
 
     Every slot has a group from the start, because schedulers do not support groups that are added later. Copies of the
@@ -65,7 +59,11 @@ class Ownership:
 
     def __init__(self) -> None:
         self.optimizer: torch.optim.Optimizer | None = None
-        self._check: _OwnershipCheck | None = None
+        self._named_parameters: NamedParameters = list
+        self._check_due = True
+        """Whether there are new parameters that the optimizer may lack."""
+        self._dtype: torch.dtype | None = None
+        self._hook: RemovableHandle | None = None
 
     def link(self, optimizer: torch.optim.Optimizer, slots: Iterable[str], named_parameters: NamedParameters) -> None:
         """Add the parameters of all current and future seeds to ``optimizer``.
@@ -105,23 +103,24 @@ class Ownership:
                     f"{type(optimizer).__name__} wraps a {type(held).__name__} with its own parameter groups, so seeds "
                     "would never learn: use a torch.optim optimizer made from model.parameter_groups(lr=...)"
                 )
-        # The check of a former optimizer is replaced.
+        # The hook of a former optimizer is replaced.
         try:
-            check = _OwnershipCheck(optimizer, named_parameters)
+            hook = optimizer.register_step_pre_hook(self._prepare_step)
         except AttributeError as error:  # `torch.optim.Optimizer.__init__` was never called
             raise SlotError(
                 f"{type(optimizer).__name__} does not support step hooks, which growth needs: give the torch.optim "
                 "optimizer that it steps, or call torch.optim.Optimizer.__init__ in it"
             ) from error
-        if self._check is not None:
-            self._check.handle.remove()
-        self.optimizer, self._check = optimizer, check
+        if self._hook is not None:
+            self._hook.remove()
+        self.optimizer, self._hook, self._dtype = optimizer, hook, _find_dtype(optimizer)
+        self._named_parameters, self._check_due = named_parameters, True
 
     def add_parameters(self, slot: str, parameters: Sequence[nn.Parameter]) -> None:
         """Add parameters of a seed to the slot's group."""
-        if self.optimizer is not None and self._check is not None:
+        if self.optimizer is not None:
             self._find_group(self.optimizer, slot).extend(parameters)
-            self._check.due = True
+            self._check_due = True
 
     def remove_parameters(self, slot: str, parameters: Sequence[nn.Parameter]) -> None:
         """Remove parameters of a seed from the slot's group, with their optimizer state."""
@@ -138,21 +137,8 @@ class Ownership:
     def _find_group(optimizer: torch.optim.Optimizer, slot: str) -> list[nn.Parameter]:
         return next(group["params"] for group in optimizer.param_groups if group.get(SLOT_KEY) == slot)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return vars(Ownership())
-
-
-class _OwnershipCheck:
-    """Hook before each step of an optimizer: checks that it has all seeds, and state of the parameters' dtype."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer, named_parameters: NamedParameters) -> None:
-        self._named_parameters = named_parameters
-        self.due = True
-        """Whether there are new parameters that the optimizer may lack."""
-        self._dtype = _find_dtype(optimizer)
-        self.handle = optimizer.register_step_pre_hook(self)
-
-    def __call__(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def _prepare_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """Before each step: the optimizer has all seeds, and state of the parameters' dtype."""
         dtype = _find_dtype(optimizer)
         if dtype != self._dtype:  # the model was converted: loading converts the moments
             optimizer.load_state_dict(optimizer.state_dict())
@@ -162,9 +148,9 @@ class _OwnershipCheck:
             late = [one for group in optimizer.param_groups for one in group["params"] if one not in optimizer.state]
             if late:
                 optimizer.state.update(torch.optim.Adagrad(late, **optimizer.defaults).state)
-        if not self.due:
+        if not self._check_due:
             return
-        self.due = False
+        self._check_due = False
         # A seed that the optimizer lacks is an error; parameters of the host may be left out on purpose.
         owned = {parameter for group in optimizer.param_groups for parameter in group["params"]}
         lacking = [(name, parameter) for name, parameter in self._named_parameters() if parameter not in owned]
@@ -183,87 +169,9 @@ class _OwnershipCheck:
                 stacklevel=3,
             )
 
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(OptimizerLink())
+
 
 def _find_dtype(optimizer: torch.optim.Optimizer) -> torch.dtype | None:
     return next((parameter.dtype for group in optimizer.param_groups for parameter in group["params"]), None)
-
-
-class Copies:
-    """The copies of one model, which follow changes of its slots; each copy has its own `Copies`.
-
-    In an average of weights over training (EMA, SWA), the tensors of a copy are averaged with those of the model, one
-    by one and in order, so the copy must always have the same seeds. Such a copy is a mirror. A new seed in a mirror
-    starts with the model's values. Weight and stage are always the model's; everything else comes from the
-    average. References to copies are weak.
-    """
-
-    def __init__(self) -> None:
-        self.released = False
-        """Whether the slots were removed from the model of this object, so that it cannot grow."""
-        self._mirrors: WeakSet[GrowingModel] = WeakSet()
-        self._undeclared: WeakSet[Copies] = WeakSet()
-        """The `Copies` of copies that are neither mirrors nor unregistered."""
-        self._warned = False
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Copies:
-        made = Copies()
-        memo[id(self)] = made
-        self._undeclared.add(made)
-        return made
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Copies, ()
-
-    def add_mirror(self, mirror: GrowingModel, slots: Iterable[Slot]) -> None:
-        """Keep the slots of ``mirror`` equal to the ``slots`` of the model."""
-        self._mirrors.add(mirror)
-        self._undeclared.discard(mirror.copies)
-        for slot in slots:
-            self.sync_slot(slot)
-
-    def unregister(self, other: Copies) -> None:
-        """Do not expect the copy of ``other`` to grow in the same way as the model."""
-        self._undeclared.discard(other)
-
-    def sync_slot(self, slot: Slot) -> None:
-        """Copy the seed of ``slot``, or its absence, with weight and stage to the mirrors."""
-        seed = slot.seed
-        for mirror in self._mirrors:
-            other = mirror.slots[slot.name]
-            if seed is None:
-                other.remove()
-                continue
-            # Another seed: a copy of this one, because `germinate` would draw other values.
-            present = other.seed
-            if present is None or (present.blueprint.name, present.blend) != (seed.blueprint.name, seed.blend):
-                other.remove()
-                present = other.convert_seed(copy.deepcopy(seed))
-                other.occupant = present
-                other.depth.set_block(other.name, present.blueprint.find_block())
-            # The same seed: its weight and stage.
-            with torch.no_grad():
-                present.alpha.copy_(seed.alpha)
-            present.fossilized = seed.fossilized
-            present.contribution = seed.contribution
-
-    def sync_seed_change(self, slot: Slot) -> None:
-        """`sync_slot` after a seed was planted or removed; warns once about copies that are not mirrors."""
-        self.sync_slot(slot)
-        # A copy that is neither declared as a mirror nor released may be an average that falls behind.
-        if self._warned or all(copies.released for copies in self._undeclared):
-            return
-        self._warned = True
-        warnings.warn(
-            f"the new seed in slot {slot.name!r} is missing in an earlier copy of the model: if the copy is an average "
-            "of weights, call model.mirror(average) when you make it; if it is a snapshot, ignore this",
-            stacklevel=4,
-        )
-
-    @torch.no_grad()
-    def reset_mirrors(self, model: nn.Module) -> None:
-        """Copy the values of ``model``, which was rolled back, into the mirrors."""
-        for mirror in self._mirrors:
-            for mirrored, values in zip(mirror.parameters(), model.parameters(), strict=True):
-                mirrored.copy_(values)
-            for mirrored, values in zip(mirror.buffers(), model.buffers(), strict=True):
-                mirrored.copy_(values)
