@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from esper.control.rules import Uniform
 from esper.engine.config import EpisodeConfig
-from esper.engine.engine import Assessment, GrowthEngine, Situation
+from esper.engine.engine import GrowthEngine, Situation
 from esper.engine.governor import GovernorSettings
 from esper.engine.measurements import TrainingReport
 from esper.engine.promises import PromiseSettings
@@ -65,12 +65,12 @@ class Cycle:
         actions, self._state = self._controller.act(observation, masks, self._state)
         return actions
 
-    def turn(self, actions: Ints | None = None) -> tuple[Step, Assessment]:
+    def turn(self, actions: Ints | None = None) -> Step:
         """One whole cycle, with random actions unless some are given."""
         step = self.engine.apply(self.choose() if actions is None else actions)
-        assessment = self.engine.assess(self.train(), self.everyone)
+        self.engine.assess(self.train(), self.everyone)
         self.engine.measure_promises(self.everyone)
-        return step, assessment
+        return step
 
 
 def population_cycle(config: EpisodeConfig = CONFIG) -> Cycle:

@@ -39,21 +39,21 @@ def test_the_same_sequence_of_calls_works_over_both_backends(make: Make) -> None
     stages = set[int]()
     for number in range(1, 9):
         before = networks.evidence
-        step, assessment = cycle.turn()
+        step = cycle.turn()
         assert engine.decisions.tolist() == [number] * cycle.size
         assert step.table is networks.table
-        evaluation = assessment.evaluation
+        evaluation = cycle.engine.measured.evaluation
         assert evaluation.loss.shape == (cycle.size,)
         assert evaluation.loss_contribution.shape == shape
         assert np.isfinite(evaluation.loss).all()
         np.testing.assert_array_equal(engine.history.losses[:, 0], evaluation.loss)
-        assert engine.history.training.loss is assessment.training.loss
+        assert engine.history.training.loss is cycle.engine.measured.training.loss
         assert not np.isnan(engine.history.training.accuracy).any(), "taken to be that of validation where not known"
         assert networks.evidence is not before
         measured = networks.table.owning & np.isfinite(evaluation.loss_contribution)
         np.testing.assert_array_equal(np.isfinite(networks.evidence.contribution), measured)
-        assert not assessment.intervention.rows.any()
-        assert assessment.before_rollback is evaluation
+        assert not cycle.engine.intervention.rows.any()
+        assert cycle.engine.before_rollback is evaluation
         stages |= set(np.unique(networks.table.stage).tolist())
     assert {Stage.DORMANT, Stage.GERMINATED, Stage.BLENDING} <= stages
     observation = engine.observe(cycle.situation())
@@ -66,10 +66,10 @@ def test_modules_are_measured_when_it_is_their_turn(make: Make) -> None:
     cycle = make()
     cycle.turn(germinate(cycle))
     for number in range(2, 6):
-        _, assessment = cycle.turn(make_wait_actions(cycle.size))
+        cycle.turn(make_wait_actions(cycle.size))
         expected = (number - 1 + np.arange(cycle.engine.networks.table.slots)) % 2 == 0
-        assert (assessment.evaluation.fresh == expected).all()
-        assert np.isfinite(assessment.evaluation.loss_contribution[:, 0]).all(), "as last known"
+        assert (cycle.engine.measured.evaluation.fresh == expected).all()
+        assert np.isfinite(cycle.engine.measured.evaluation.loss_contribution[:, 0]).all(), "as last known"
         ages = cycle.engine.networks.evidence.contribution_age[:, 0]
         assert (ages == (0 if expected[0] else 1)).all()
 
@@ -108,17 +108,17 @@ def test_decisions_and_rollbacks_are_of_networks_that_are_running(make: Make) ->
     assert cycle.engine.decisions.tolist() == [1] + [2] * (cycle.size - 1)
     for network in range(cycle.size):
         cycle.poison(network)
-    assessment = cycle.engine.assess(cycle.train(), running)
-    intervention = assessment.intervention
+    cycle.engine.assess(cycle.train(), running)
+    intervention = cycle.engine.intervention
     assert intervention.rows.tolist() == running.tolist()
     assert (intervention.trouble[running] == Trouble.NOT_FINITE).all()
-    assert not np.isfinite(assessment.before_rollback.loss).any()
-    assert np.isfinite(assessment.evaluation.loss).tolist() == running.tolist()
+    assert not np.isfinite(cycle.engine.before_rollback.loss).any()
+    assert np.isfinite(cycle.engine.measured.evaluation.loss).tolist() == running.tolist()
     assert cycle.engine.governor.rollbacks.tolist() == running.tolist()
     cycle.engine.apply(make_wait_actions(cycle.size))
-    assessment = cycle.engine.assess(cycle.train(), cycle.everyone)
-    assert assessment.intervention.rows.tolist() == (~running).tolist(), "now the first one is running, too"
-    assert np.isfinite(assessment.evaluation.loss).all()
+    cycle.engine.assess(cycle.train(), cycle.everyone)
+    assert cycle.engine.intervention.rows.tolist() == (~running).tolist(), "now the first one is running, too"
+    assert np.isfinite(cycle.engine.measured.evaluation.loss).all()
 
 
 def test_after_a_rollback_modules_are_gone_and_what_was_measured_is_of_the_networks_as_they_are(make: Make) -> None:
@@ -127,11 +127,11 @@ def test_after_a_rollback_modules_are_gone_and_what_was_measured_is_of_the_netwo
     cycle.turn(make_wait_actions(cycle.size))
     cycle.engine.apply(make_wait_actions(cycle.size))
     cycle.poison(0)
-    assessment = cycle.engine.assess(cycle.train(), cycle.everyone)
-    assert assessment.intervention.rows.tolist() == [True] + [False] * (cycle.size - 1)
-    changes = assessment.intervention.transitions
+    cycle.engine.assess(cycle.train(), cycle.everyone)
+    assert cycle.engine.intervention.rows.tolist() == [True] + [False] * (cycle.size - 1)
+    changes = cycle.engine.intervention.transitions
     assert (changes.env.tolist(), changes.slot.tolist(), changes.after.tolist()) == ([0], [0], [Stage.PRUNED])
-    table, evaluation = cycle.engine.networks.table, assessment.evaluation
+    table, evaluation = cycle.engine.networks.table, cycle.engine.measured.evaluation
     assert table.stage[0, 0] == Stage.PRUNED
     assert evaluation.fresh[0].all(), "the restored network is measured whole"
     np.testing.assert_array_equal(np.isfinite(evaluation.loss_contribution), table.owning)
@@ -166,9 +166,9 @@ def test_what_a_rollback_keeps_has_the_evidence_of_the_snapshot_on_its_gradients
         turn(make_wait_actions(cycle.size))
     cycle.engine.apply(make_wait_actions(cycle.size))
     cycle.poison(0)
-    assessment = cycle.engine.assess(cycle.train(), cycle.everyone)
-    assert assessment.intervention.rows.tolist() == [True] + [False] * (cycle.size - 1)
-    assert assessment.training.health.exploded[0, 0] == 1, "this training is of a network that is no more"
+    cycle.engine.assess(cycle.train(), cycle.everyone)
+    assert cycle.engine.intervention.rows.tolist() == [True] + [False] * (cycle.size - 1)
+    assert cycle.engine.measured.training.health.exploded[0, 0] == 1, "this training is of a network that is no more"
     assert networks.table.stage[0, 0] == Stage.FOSSILIZED
     healthy, *_, weight = gradient_evidence()
     assert healthy
@@ -197,9 +197,9 @@ def test_without_a_governor_nothing_is_rolled_back(make: Make) -> None:
     cycle = make(CONFIG.model_copy(update={"governor": None}))
     cycle.turn(make_wait_actions(cycle.size))
     cycle.poison(0)
-    _, assessment = cycle.turn(make_wait_actions(cycle.size))
-    assert not assessment.intervention.rows.any()
-    assert np.isnan(assessment.evaluation.loss[0])
+    cycle.turn(make_wait_actions(cycle.size))
+    assert not cycle.engine.intervention.rows.any()
+    assert np.isnan(cycle.engine.measured.evaluation.loss[0])
     assert not cycle.engine.governor.rollbacks_used.any()
 
 
@@ -330,11 +330,12 @@ def test_an_engine_goes_on_where_it_was_saved(make: Make) -> None:
         for cycle in (usual, resumed):
             if number == 8:
                 cycle.poison(0)
-        expected, found = usual.turn(), resumed.turn()
-        np.testing.assert_array_equal(found[1].intervention.trouble, expected[1].intervention.trouble)
-        np.testing.assert_array_equal(found[1].evaluation.loss, expected[1].evaluation.loss)
+        expected, _ = usual.turn(), resumed.turn()
+        one, other = resumed.engine, usual.engine
+        np.testing.assert_array_equal(one.intervention.trouble, other.intervention.trouble)
+        np.testing.assert_array_equal(one.measured.evaluation.loss, other.measured.evaluation.loss)
         assert torch.equal(pack_state(resumed.engine.state_dict()), pack_state(usual.engine.state_dict())), number
-    assert expected[0].table.stage_age.max() > 0
+    assert expected.table.stage_age.max() > 0
     assert usual.engine.governor.rollbacks[0] == 1
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from esper.engine.governor import Diagnosis, GovernorSettings, Monitor, Trouble, Vitals, skill
+from esper.engine.governor import Diagnosis, GovernorSettings, Monitor, Trouble, skill
 from esper.errors import CheckpointError
 
 SETTINGS = GovernorSettings(window=5, fewest=3, sigmas=4, multiple=2, patience=3)
@@ -18,7 +18,7 @@ CALM = [1.0, 0.9, 1.1, 1.0, 0.95]
 def look(monitor: Monitor, losses: Sequence[float], skills: Sequence[float] | None = None) -> Diagnosis:
     loss = np.array(losses, float)
     known = np.full(len(loss), 0.5) if skills is None else np.array(skills, float)
-    return monitor.judge(Vitals(loss, known[:, None], np.isfinite(loss)))
+    return monitor.check(loss, known[:, None], np.isfinite(loss))
 
 
 def course(losses: Sequence[float], skills: Sequence[float] | None = None, **changes: float) -> list[Trouble]:
@@ -113,7 +113,7 @@ def test_networks_are_judged_each_for_itself(checks: list[list[tuple[float, floa
 def judge(monitor: Monitor, skills: Sequence[Sequence[float]]) -> list[int]:
     """The trouble of networks with that skill by each measure, at an even loss."""
     calm = np.ones(len(skills))
-    return monitor.judge(Vitals(calm, np.array(skills), np.ones(len(skills), np.bool_))).trouble.tolist()
+    return monitor.check(calm, np.array(skills), np.ones(len(skills), np.bool_)).trouble.tolist()
 
 
 def test_one_measure_of_skill_is_enough_to_collapse_by() -> None:
@@ -126,8 +126,8 @@ def test_one_measure_of_skill_is_enough_to_collapse_by() -> None:
 def test_losses_far_above_chance_are_trouble_before_anything_is_usual() -> None:
     monitor = Monitor(SETTINGS, 2)
     loss, diverged = np.full(2, 9.0), np.array([True, False])
-    vitals = Vitals(loss, np.full((2, 1), np.nan), np.ones(2, np.bool_), diverged)
-    found = [monitor.judge(vitals).trouble.tolist() for _ in range(3)]
+    vitals = loss, np.full((2, 1), np.nan), np.ones(2, np.bool_), diverged
+    found = [monitor.check(*vitals).trouble.tolist() for _ in range(3)]
     assert found == [[0, 0], [0, 0], [Trouble.EXPLODED, Trouble.NONE]]
 
 

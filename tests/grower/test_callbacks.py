@@ -43,8 +43,8 @@ class Diary(GrowerCallback):
         assert grower.decisions == decision.number
         self.decisions.append(decision)
         self.stages.append((grower.engine.stages_before.tolist(), grower.network.table.stage.tolist()))
-        measured = grower.engine.measured
-        self.losses.append((float(measured.training.loss[0]), float(measured.before_rollback.loss[0])))
+        training = grower.engine.measured.training
+        self.losses.append((float(training.loss[0]), float(grower.engine.before_rollback.loss[0])))
         self._add(f"decision {decision.number}", grower)
 
     def on_failure(self, grower: Grower, error: Exception) -> None:

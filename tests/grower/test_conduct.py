@@ -91,7 +91,8 @@ def in_a_population(settings: GovernorSettings, course: Course) -> list[Any]:
             np.array([loss]), np.array([accuracy]), np.ones(1), np.zeros((1, slots)), HealthTable.none(1, slots)
         )
         evaluation = Evaluation(np.array([1.0]), np.array([accuracy]), *[seeds] * 4, np.isnan(seeds))
-        intervention = governor.check(backend._make_measurement((training, evaluation), one).vitals, one)
+        measured = backend._make_measurement((training, evaluation), one)
+        intervention = governor.check(training.loss, measured.skill, measured.finite, None, one)
         found.append((float(population.host.values[0, 0]), float(governor.rollbacks_used[0])))
         if intervention.exhausted.any():
             return [*found, "over"]

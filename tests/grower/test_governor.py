@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.engine.governor import Governor, GovernorSettings, Trouble, Vitals, skill
+from esper.engine.governor import Governor, GovernorSettings, Trouble, skill
 from esper.errors import DivergedError
 from esper.grower.governor import ModelSnapshot, Rollback, describe_rollback, require_rollbacks_left
 from esper.growth.model import GrowingModel
@@ -84,7 +84,7 @@ class ModelGovernor:
     def check(self, loss: float, accuracy: float = math.nan) -> Rollback | None:
         finite = self.copies.is_finite() and math.isfinite(loss)
         found = skill(np.array([[accuracy if self.classes else math.nan]]), self.classes or 2)
-        intervention = self.governor.check(Vitals(np.array([loss]), found, np.array([finite])), EVERYONE)
+        intervention = self.governor.check(np.array([loss]), found, np.array([finite]), None, EVERYONE)
         if intervention.rows[0] and self.pruned:
             self.governor.expect_change(EVERYONE, forget_skill=NOBODY)
         require_rollbacks_left(intervention, self.governor)

@@ -153,7 +153,9 @@ def test_a_rollback_keeps_the_fossils_of_the_start() -> None:
     batch.inputs[0] = torch.nan
     everywhere = np.ones(population.table.stage.shape, np.bool_)
     measured = backend.start_measurement(start_training(population, [batch]), everywhere, check_finite=True).fetch()
-    found = governor.check(measured.vitals, np.ones(len(SHAPES), np.bool_))
+    found = governor.check(
+        measured.training.loss, measured.skill, measured.finite, None, np.ones(len(SHAPES), np.bool_)
+    )
     assert found.rows.tolist() == [True, False, False, False]
     after = state_of(population, 0)
     assert (population.table.stage[0] == Stage.FOSSILIZED).tolist() == [True, False, True]

@@ -65,7 +65,7 @@ class Guard:
         """Measurement after training, the governor's check, and the evidence of both."""
         self.backend.validation = validation
         measured = self.backend.start_measurement(Deferred((), lambda: report), self._due, check_finite=True).fetch()
-        found = self.governor.check(measured.vitals, running)
+        found = self.governor.check(measured.training.loss, measured.skill, measured.finite, None, running)
         evaluation = self.backend.evaluate(self._due) if found.rows.any() else measured.evaluation
         record_evidence(self.backend.networks, report, evaluation)
         return found

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
-from esper.engine.governor import Restorable, Vitals
-from esper.engine.measurements import Evaluation, TrainingReport
+from esper.engine.governor import Restorable
+from esper.engine.measurements import Evaluation, Measurement, TrainingReport
 from esper.engine.observation import GrowingNetworks
 from esper.engine.promises import Promises
 from esper.lifecycle.legality import ActionMasks
@@ -14,15 +13,6 @@ from esper.lifecycle.table import Evidence
 from esper.lifecycle.transitions import Step
 from esper.numerics.arrays import Bools, Ints
 from esper.numerics.deferred import Deferred
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """E networks after training, before anything is done about it."""
-
-    training: TrainingReport
-    evaluation: Evaluation
-    vitals: Vitals
 
 
 class ManagedNetworks(GrowingNetworks, Protocol):
@@ -55,7 +45,7 @@ class GrowthBackend(Restorable, Protocol):
 
     @property
     def skills(self) -> int:
-        """M, how many measures of skill the `Vitals` of a measurement have."""
+        """M, how many measures of skill a measurement has."""
         ...
 
     @property

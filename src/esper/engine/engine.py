@@ -12,7 +12,7 @@ from esper.engine.config import EpisodeConfig
 from esper.engine.governor import Governor, Intervention
 from esper.engine.gradients import update_gradient_evidence
 from esper.engine.history import History
-from esper.engine.measurements import Evaluation, TrainingReport, update_evidence
+from esper.engine.measurements import Evaluation, Measurement, TrainingReport, update_evidence
 from esper.engine.observation import FeatureInputs, Observation, observe
 from esper.engine.promises import PromiseRecord, Promises
 from esper.lifecycle.actions import make_wait_actions
@@ -39,21 +39,6 @@ class Situation:
     """Number of training examples, ``[E]``."""
 
 
-@dataclass(frozen=True)
-class Assessment:
-    """E networks after training, and what the governor did about it."""
-
-    training: TrainingReport
-    """As reported."""
-    evaluation: Evaluation
-    """After rollbacks."""
-    before_rollback: Evaluation
-    """The same as ``evaluation`` where nothing was rolled back."""
-    intervention: Intervention
-    evidence: Evidence
-    """What is known of the modules with that."""
-
-
 class GrowthEngine:
     """Observes, masks, applies, measures, judges and records the growth of E networks; it never trains them.
 
@@ -63,7 +48,7 @@ class GrowthEngine:
         actions, state = controller.act(observation, masks, state)
         engine.apply(actions)
         training = train()  # a population's minibatches, or the user's own loop
-        assessment = engine.assess(training, running)
+        measurement, intervention = engine.assess(training, running)
         engine.measure_promises(running)
     ```
 
@@ -89,13 +74,21 @@ class GrowthEngine:
         """Decisions taken in the present episodes, ``[E]``."""
         self.actions: Ints = make_wait_actions(size)
         """The latest actions, ``[E, 8]``."""
+        # Of the newest decision, for whoever records it.
         self.newest_step: Step
-        """What they did. This and the next three are of the newest decision, for whoever records it."""
+        """What the actions did."""
         self.stages_before = self.networks.table.stage
         """Stages of the slots before it, ``[E, S]``."""
         self.contributions_before = self.history.accuracy_contribution
         """Contributions that were known before it, ``[E, S]``."""
-        self.measured: Assessment
+        self.measured: Measurement
+        """The networks after training and rollbacks."""
+        self.before_rollback: Evaluation
+        """The networks before rollbacks."""
+        self.intervention: Intervention
+        """What the governor did."""
+        self.evidence_measured = self._snapshot_evidence
+        """What was known of the modules with that."""
         self._overdue: Bools = np.zeros(size, np.bool_)
         """Networks whose promises were due and could not be measured, ``[E]``."""
 
@@ -141,7 +134,7 @@ class GrowthEngine:
         self.decisions = self.decisions + (everyone if running is None else running)
         return step
 
-    def assess(self, training: Deferred[TrainingReport], running: Bools) -> Assessment:
+    def assess(self, training: Deferred[TrainingReport], running: Bools) -> tuple[Measurement, Intervention]:
         """Measure the networks after ``training``, roll back those in trouble, and record what is known now.
 
         ``running``, bool ``[E]``, are the networks whose episode goes on; no other is rolled back.
@@ -159,8 +152,11 @@ class GrowthEngine:
             networks.evidence, measurement.training.health, self.config.gradient_health
         )
 
-        # Judge them. What was measured of networks that are rolled back is of networks that are no more.
-        intervention = self.governor.check(measurement.vitals, running)
+        # Roll back what is in trouble. What was measured of it is of networks that are no more.
+        self.intervention = self.governor.check(
+            measurement.training.loss, measurement.skill, measurement.finite, measurement.diverged, running
+        )
+        intervention = self.intervention
         evaluation = before
         if intervention.rows.any():
             again = backend.evaluate(due | intervention.rows[:, None])
@@ -175,8 +171,9 @@ class GrowthEngine:
         report = replace(report, accuracy=accuracy)
         networks.evidence = update_evidence(networks.table, networks.evidence, evaluation)
         self.history.record(self.actions, networks.table, report, evaluation)
-        self.measured = Assessment(measurement.training, evaluation, before, intervention, networks.evidence)
-        return self.measured
+        self.measured, self.before_rollback = replace(measurement, evaluation=evaluation), before
+        self.evidence_measured = networks.evidence
+        return self.measured, intervention
 
     @property
     def size(self) -> int:

@@ -1,4 +1,4 @@
-"""The governor: watches the vital signs of E networks and rolls back those whose training blows up."""
+"""The governor: watches losses and skills of E networks and rolls back those whose training blows up."""
 
 from __future__ import annotations
 
@@ -68,20 +68,6 @@ class Trouble(IntEnum):
 
 
 @dataclass(frozen=True)
-class Vitals:
-    """The vital signs of E networks at one check, by M measures of skill."""
-
-    loss: Floats
-    """The training loss, ``[E]``."""
-    skill: Floats
-    """0 for guessing, 1 for perfection; NaN where unknown, ``[E, M]``."""
-    finite: Bools
-    """Whether losses, gradients, parameters and moments are all finite, ``[E]``."""
-    diverged: Bools | None = None
-    """Whether the loss is unusual whatever it was before, ``[E]``; None: of no network."""
-
-
-@dataclass(frozen=True)
 class Diagnosis:
     """The result of one check; all ``[E]``."""
 
@@ -100,7 +86,7 @@ def skill(accuracy: Floats, classes: int) -> Floats:
 
 
 class Monitor:
-    """Detects trouble from vital signs over time, in each network by itself and by each measure of skill by itself."""
+    """Detects trouble from losses and skills over time, in each network and by each measure of skill by itself."""
 
     def __init__(self, settings: GovernorSettings, networks: int, measures: int = 1) -> None:
         self._settings = settings
@@ -115,21 +101,24 @@ class Monitor:
         self._saved = {name: array.copy() for name, array in self._arrays().items()}
         """The state at each network's last snapshot."""
 
-    def judge(self, vitals: Vitals) -> Diagnosis:
-        """Check all networks once; the history of those in trouble is forgotten."""
-        settings, loss = self._settings, vitals.loss[:, None]
+    def check(self, loss: Floats, skill: Floats, finite: Bools, diverged: Bools | None = None) -> Diagnosis:
+        """Check all networks once, as `Governor.check` does; the history of those in trouble is forgotten."""
+        settings, loss = self._settings, loss[:, None]
         # A loss is unusual far above the mean of its window, a network guesses if it lost the skill that it had.
         mean, deviation = self._describe_window()
         unusual = (loss > mean + settings.sigmas * deviation) & (loss > settings.multiple * mean)
-        if vitals.diverged is not None:
-            unusual |= vitals.diverged[:, None]
-        guessing = (self._best_skill >= settings.lead) & (vitals.skill <= settings.collapsed)
+        if diverged is not None:
+            unusual |= diverged[:, None]
+        guessing = (self._best_skill >= settings.lead) & (skill <= settings.collapsed)
         self._unusual = np.where(unusual, self._unusual + 1, 0)
         self._guessing = np.where(guessing, self._guessing + 1, 0)
         # Either becomes trouble if it lasts; what is not finite is trouble at once.
-        finite = np.broadcast_to(vitals.finite[:, None], unusual.shape)
         trouble = np.select(
-            [~finite, self._guessing >= settings.patience, self._unusual >= settings.patience],
+            [
+                ~np.broadcast_to(finite[:, None], unusual.shape),
+                self._guessing >= settings.patience,
+                self._unusual >= settings.patience,
+            ],
             [Trouble.NOT_FINITE, Trouble.COLLAPSED, Trouble.EXPLODED],
             Trouble.NONE,
         ).astype(np.int8)
@@ -139,8 +128,8 @@ class Monitor:
         # The window takes what is usual; after trouble it begins anew.
         window = np.concatenate([np.broadcast_to(loss, unusual.shape)[..., None], self._losses[..., :-1]], axis=-1)
         self._losses = np.where(usual[..., None], window, self._losses)
-        improved = usual & (vitals.skill > self._best_skill)
-        self._best_skill = np.where(improved, vitals.skill, self._best_skill)
+        improved = usual & (skill > self._best_skill)
+        self._best_skill = np.where(improved, skill, self._best_skill)
         self.forget(~sound, skill=True)
         # A network is in trouble by the first measure that shows it.
         first = (~sound).argmax(axis=1)[:, None]
@@ -241,7 +230,7 @@ class Governor:
     Args:
         networks: What is watched.
         settings: Parameters of the detectors; None: nothing is watched, and nothing rolled back.
-        measures: M, how many measures of skill `Vitals` have.
+        measures: M, how many measures of skill are checked.
     """
 
     def __init__(self, networks: Restorable, settings: GovernorSettings | None, measures: int = 1) -> None:
@@ -265,17 +254,22 @@ class Governor:
         allowed = 0 if self.settings is None else self.settings.max_rollbacks
         return np.minimum(self.rollbacks / max(allowed, 1), 1.0)
 
-    def check(self, vitals: Vitals, running: Bools) -> Intervention:
-        """Snapshot the networks in good condition, and restore those of ``running``, bool ``[E]``, that are in trouble.
+    def check(self, loss: Floats, skill: Floats, finite: Bools, diverged: Bools | None, running: Bools) -> Intervention:
+        """Snapshot the networks in good condition, and restore those that are in trouble.
 
-        The others have ended and do not change, so that nothing returns to their snapshots.
+        Args:
+            loss: The training loss, ``[E]``.
+            skill: By M measures: 0 for guessing, 1 for perfection; NaN where unknown, ``[E, M]``.
+            finite: Whether losses, gradients, parameters and moments are all finite, ``[E]``.
+            diverged: Whether the loss is unusual whatever it was before, ``[E]``; None: of no network.
+            running: The networks that may be restored, ``[E]``. The others have ended and do not change.
         """
         nothing = np.zeros(len(running), np.bool_)
         if self.settings is None or self._monitor is None:
             untroubled = np.zeros(len(running), np.int8)
             return Intervention(untroubled, ~nothing, nothing, self._snapshot_loss, Transitions.none())
-        diagnosis = self._monitor.judge(vitals)
-        self._take_snapshots(diagnosis.good, vitals.loss)
+        diagnosis = self._monitor.check(loss, skill, finite, diverged)
+        self._take_snapshots(diagnosis.good, loss)
         trouble = np.where(running, diagnosis.trouble, np.int8(Trouble.NONE))
         rows = trouble != Trouble.NONE
         if not rows.any():

@@ -87,6 +87,21 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
+class Measurement:
+    """E networks after training."""
+
+    training: TrainingReport
+    evaluation: Evaluation
+    """As they were trained, or after rollbacks."""
+    skill: Floats
+    """As trained, by M measures: 0 for guessing, 1 for perfection; NaN where unknown, ``[E, M]``."""
+    finite: Bools
+    """Whether all losses, gradients, parameters and moments were finite after training, ``[E]``."""
+    diverged: Bools | None = None
+    """Whether the loss was unusual whatever it was before, ``[E]``; None: of no network."""
+
+
+@dataclass(frozen=True)
 class CommittedEvaluation:
     """The networks without their unfinished modules, on validation data; both ``[E]``."""
 

@@ -75,8 +75,8 @@ class DecisionRecorder:
 
     def record_rollbacks(self, **own: float) -> Iterator[RolledBack]:
         """The networks that the governor rolled back; ``own`` losses and metrics replace those of a population."""
-        measured = self._engine.measured
-        intervention, before, after = measured.intervention, measured.before_rollback, measured.evaluation
+        engine = self._engine
+        intervention, before, after = engine.intervention, engine.before_rollback, engine.measured.evaluation
         for row in intervention.rows.nonzero()[0].tolist():
             figures = {
                 "loss_before": float(before.loss[row]),
@@ -95,7 +95,7 @@ class DecisionRecorder:
     def record_steps(self, rows: Iterable[int], **own: Sequence[Any]) -> Iterator[StepTaken]:
         """The decisions of the networks ``rows`` with their state; ``own`` are further fields, or others, ``[E]``."""
         engine, table, measured = self._engine, self._engine.networks.table, self._engine.measured
-        health, evidence, evaluation = measured.training.health, measured.evidence, measured.evaluation
+        health, evidence, evaluation = measured.training.health, engine.evidence_measured, measured.evaluation
         contributions = [replace_unmeasured(row) for row in self.round(evaluation.accuracy_contribution)]
         known = evidence.gradient_weight > 0
         # Ratios range over many orders of magnitude, so what is kept are significant digits.

@@ -12,9 +12,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from esper.engine.backend import Measurement
-from esper.engine.governor import Vitals
-from esper.engine.measurements import Evaluation, TrainingReport
+from esper.engine.measurements import Evaluation, Measurement, TrainingReport
 from esper.engine.promises import Promises
 from esper.grower.distributed import Processes
 from esper.grower.evaluation import (
@@ -120,8 +118,8 @@ class ModelBackend:
                 # An output that is the same for all examples shows no skill, whatever its accuracy happens to be.
                 constant = self.require_measurement().constant_output
                 skills = (0.0, 0.0) if constant else self._scores.compute_skills(self.metrics, self._train_loss)
-        vitals = Vitals(report.loss, np.array([skills]), np.array([finite]), np.array([diverged]))
-        return Deferred((), lambda: Measurement(report, evaluation, vitals))
+        measurement = Measurement(report, evaluation, np.array([skills]), np.array([finite]), np.array([diverged]))
+        return Deferred((), lambda: measurement)
 
     def evaluate(self, due: Bools) -> Evaluation:
         """Measure the model as it is now, and the modules in the slots ``due``, bool ``[1, S]``."""

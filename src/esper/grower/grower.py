@@ -17,7 +17,7 @@ from esper.config.arguments import Advice, FilePath, check_arguments, describe_v
 from esper.control.controller import Actions, CandidateRater, CandidateRating, Judge, Judgement
 from esper.control.rules import ActionBuilder
 from esper.engine.engine import GrowthEngine, Situation
-from esper.engine.governor import Governor, Intervention, Vitals
+from esper.engine.governor import Governor, Intervention
 from esper.engine.measurements import TrainingReport
 from esper.engine.promises import Promises
 from esper.errors import CheckpointError, ConfigError, DivergedError
@@ -274,8 +274,8 @@ class Grower:
         self.backend.supplied = inputs.metrics
         train_score = np.array([math.nan if inputs.train_accuracy is None else inputs.train_accuracy])
         report = TrainingReport(np.array([inputs.train_loss]), train_score, *self._gradients.report())
-        assessment = self.engine.assess(Deferred((), lambda: report), _EVERYONE)
-        intervention, evaluation = assessment.intervention, assessment.evaluation
+        measurement, intervention = self.engine.assess(Deferred((), lambda: report), _EVERYONE)
+        evaluation = measurement.evaluation
         self._require_rollbacks_left(intervention)
         table = self.network.table
         learning = table.live & (table.stage != Stage.GERMINATED)
@@ -451,8 +451,8 @@ class Grower:
         require_savable(self.model)
         if unfinished and self.governor.settings is not None and not self.backend.is_finite():
             unknown = np.full(1, math.nan)
-            vitals = Vitals(unknown, np.full((1, self.backend.skills), math.nan), np.zeros(1, np.bool_))
-            self._require_rollbacks_left(self.governor.check(vitals, _EVERYONE))
+            skill, finite = np.full((1, self.backend.skills), math.nan), np.zeros(1, np.bool_)
+            self._require_rollbacks_left(self.governor.check(unknown, skill, finite, None, _EVERYONE))
         # The controller's thresholds for the modules as they were last measured.
         controller, judgement = self.controller, None
         if unfinished and isinstance(controller, Judge):

@@ -10,9 +10,8 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from esper.engine.backend import Measurement
-from esper.engine.governor import Vitals, skill
-from esper.engine.measurements import CommittedEvaluation, Evaluation, TrainingReport
+from esper.engine.governor import skill
+from esper.engine.measurements import CommittedEvaluation, Evaluation, Measurement, TrainingReport
 from esper.engine.promises import Promises
 from esper.lifecycle.transitions import Transitions
 from esper.numerics.arrays import Bools
@@ -74,12 +73,10 @@ class PopulationBackend:
         gradients = np.isfinite(training.host_gradient) & np.isfinite(training.seed_gradient).all(axis=1)
         losses = np.isfinite(training.loss) & np.isfinite(evaluation.loss)
         # A network's skill is measured by its accuracy, whatever the objective.
-        vitals = Vitals(
-            training.loss, skill(evaluation.accuracy, self._suite.classes)[:, None], losses & gradients & finite
-        )
+        skills = skill(evaluation.accuracy, self._suite.classes)[:, None]
         if self._suite.objective == "loss":  # training has no score
             training = replace(training, accuracy=np.full(self.size, np.nan))
-        return Measurement(training, self._score(evaluation), vitals)
+        return Measurement(training, self._score(evaluation), skills, losses & gradients & finite)
 
     def evaluate(self, due: Bools) -> Evaluation:
         """Measure all networks, and the modules in the slots ``due``, bool ``[E, S]``."""

@@ -203,8 +203,9 @@ class Episodes:
 
         # Then hosts and modules learn, all networks are measured, and those that diverged are rolled back.
         batches = self._stream.draw_batches(first_batch, self.suite.batches_per_step)
-        assessment = self.engine.assess(start_training(self.population, batches, frozen=~running), running)
-        evaluation, intervention = assessment.evaluation, assessment.intervention
+        training = start_training(self.population, batches, frozen=~running)
+        measurement, intervention = self.engine.assess(training, running)
+        evaluation = measurement.evaluation
 
         # Episodes end at their horizon, on a plateau, or after one rollback too many. They are scored by what they
         # commit.
@@ -226,7 +227,7 @@ class Episodes:
             running=running,
             verdicts=decision.verdicts,
             transitions=concatenate_transitions([decision.transitions, intervention.transitions]),
-            training=assessment.training,
+            training=measurement.training,
             evaluation=evaluation,
             potential=self.potential,
             intervention=intervention,
