@@ -38,7 +38,7 @@ from torch import nn
 from zoo.training import ORDER, plant_largest, torch_generator
 
 import esper
-from esper.control.controller import Actions, Controller, Judge, Judgement, UniformStreams, get_promise_settings
+from esper.control.controller import Actions, Controller, SeedRater, SeedRating, UniformStreams, get_promise_settings
 from esper.control.own import hash_file, is_in_file
 from esper.control.rules import LookRule
 from esper.dash.output import print_line
@@ -317,10 +317,10 @@ class RandomCandidate:
         """One random stream per network, and the rule's state."""
         return UniformStreams(seeds), self._rule.start(seeds)
 
-    def judge(self, observation: Observation) -> Judgement:
+    def rate_seeds(self, observation: Observation) -> SeedRating:
         """The rule's judgement of every seed."""
-        assert isinstance(self._rule, Judge)
-        return self._rule.judge(observation)
+        assert isinstance(self._rule, SeedRater)
+        return self._rule.rate_seeds(observation)
 
     def act(
         self, observation: Observation, masks: ActionMasks, state: tuple[UniformStreams, Any]

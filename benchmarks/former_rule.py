@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from esper.control.controller import Actions, CandidateRating, Judgement
-from esper.control.rules import ROUNDING, ActionBuilder, count_unfinished_seeds, judge_seeds, keep_or_prune
+from esper.control.controller import Actions, CandidateRating, SeedRating
+from esper.control.rules import ROUNDING, ActionBuilder, count_unfinished_seeds, keep_or_prune, rate_seeds
 from esper.engine.observation import FeatureReader, Observation
 from esper.engine.promises import PromiseSettings
 from esper.lifecycle.actions import Op
@@ -44,9 +44,9 @@ class FormerLook:
     def start(self, seeds: Sequence[int]) -> None:
         """It has no state."""
 
-    def judge(self, observation: Observation) -> Judgement:
+    def rate_seeds(self, observation: Observation) -> SeedRating:
         """The judgement of every seed."""
-        return judge_seeds(FeatureReader(observation), MARGIN)
+        return rate_seeds(FeatureReader(observation), MARGIN)
 
     def rate_candidates(self, observation: Observation) -> CandidateRating:
         """What is left of the promise of every candidate after its price."""
@@ -60,7 +60,7 @@ class FormerLook:
         """One decision per network."""
         features, decisions = FeatureReader(observation), ActionBuilder(masks)
         decisions.act_on(Op.ADVANCE, masks.slot[:, Op.ADVANCE])
-        keep_or_prune(decisions, features, self._trial / self._horizon, self.judge(observation))
+        keep_or_prune(decisions, features, self._trial / self._horizon, self.rate_seeds(observation))
 
         early = features.network("progress") <= self._stop_after + ROUNDING
         due = early & (features.network("promise_age") == 0) & (count_unfinished_seeds(features) == 0)

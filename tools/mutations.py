@@ -436,10 +436,10 @@ MUTATIONS = (
     Mutation(
         "an import in a function hides a cycle",
         "engine/governor.py",
-        "        diagnosis = self._monitor.judge(vitals)",
+        "        diagnosis = self._monitor.check(loss, skill, finite, diverged)",
         "        from esper.rl.episodes import Episodes\n\n"
         "        assert not isinstance(self._networks, Episodes)\n"
-        "        diagnosis = self._monitor.judge(vitals)",
+        "        diagnosis = self._monitor.check(loss, skill, finite, diverged)",
         "D36",
     ),
     Mutation(

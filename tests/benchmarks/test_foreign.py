@@ -15,8 +15,8 @@ import pytest
 import torch
 
 import esper
-from esper.control.controller import Judge, Judgement
-from esper.control.rules import Never, judge_seeds
+from esper.control.controller import SeedRater, SeedRating
+from esper.control.rules import Never, rate_seeds
 from esper.engine.observation import FeatureReader
 from esper.engine.promises import PromiseSettings
 from esper.errors import ConfigError
@@ -119,8 +119,8 @@ class Onlooker:
     def start(self, seeds: Sequence[int]) -> None:
         return None
 
-    def judge(self, observation: Any) -> Judgement:
-        return judge_seeds(FeatureReader(observation), margin=0.25)
+    def rate_seeds(self, observation: Any) -> SeedRating:
+        return rate_seeds(FeatureReader(observation), margin=0.25)
 
     def act(self, observation: Any, masks: Any, state: None) -> Any:
         self.observation = observation
@@ -153,8 +153,8 @@ def test_a_random_candidate_is_one_of_the_legal_ones_and_all_have_their_turn(for
     assert all(promise[offer] == promise.max() for offer, promise in offered)
     assert {int(offer.argmax()) for offer, _ in offered} == set(range(6)), "three blueprints in two slots"
     # Modules on trial are judged as the rule judges them.
-    assert isinstance(candidate, Judge)
-    assert (candidate.judge(rule.observation).threshold >= 0.25).all()
+    assert isinstance(candidate, SeedRater)
+    assert (candidate.rate_seeds(rule.observation).threshold >= 0.25).all()
 
 
 def test_gains_are_in_deviations_of_the_bare_model_and_losses_count_downwards(foreign: ModuleType) -> None:

@@ -241,7 +241,7 @@ def test_the_judgement_that_explains_is_the_one_that_decides(judge, rent: float,
     rule = judge() if judge is look else judge(margin=margin)
     for contribution in np.linspace(-0.05, 0.35, 9):
         situation = contributing(contribution, NAN, NAN, rent=rent)
-        judgement = rule.judge(situation.observe()[0])
+        judgement = rule.rate_seeds(situation.observe()[0])
         kept = decide(rule, situation)[0] == Op.FOSSILIZE
         assert kept == judgement.worth_keeping[0, 0] == (judgement.contribution[0, 0] >= judgement.threshold[0, 0])
         assert judgement.contribution[0, 0] == pytest.approx(contribution, abs=1e-6)

@@ -10,9 +10,10 @@ from torch.nn import functional as F
 
 from esper.control.rules import Uniform
 from esper.engine.config import EpisodeConfig
-from esper.engine.engine import GrowthEngine, Situation
+from esper.engine.engine import GrowthEngine
 from esper.engine.governor import GovernorSettings
 from esper.engine.measurements import TrainingReport
+from esper.engine.observation import Observation
 from esper.engine.promises import PromiseSettings
 from esper.lifecycle.transitions import Step
 from esper.numerics.arrays import Bools, Ints
@@ -53,15 +54,15 @@ class Cycle:
     def everyone(self) -> Bools:
         return np.ones(self.size, np.bool_)
 
-    def situation(self) -> Situation:
+    def observe(self) -> Observation:
         numbers = np.ones(self.size)
-        return Situation(self.engine.decisions / HORIZON, HORIZON, 0.0 * numbers, 100 * numbers)
+        return self.engine.observe(self.engine.decisions / HORIZON, HORIZON, 0.0 * numbers, 100 * numbers)
 
     def choose(self) -> Ints:
         """Random legal actions, after a look at the networks as controllers take one."""
         if self._state is None:
             self._state = self._controller.start(list(range(self.size)))
-        observation, masks = self.engine.observe(self.situation()), self.engine.legal_actions()
+        observation, masks = self.observe(), self.engine.legal_actions()
         actions, self._state = self._controller.act(observation, masks, self._state)
         return actions
 

@@ -56,7 +56,7 @@ def test_the_same_sequence_of_calls_works_over_both_backends(make: Make) -> None
         assert cycle.engine.before_rollback is evaluation
         stages |= set(np.unique(networks.table.stage).tolist())
     assert {Stage.DORMANT, Stage.GERMINATED, Stage.BLENDING} <= stages
-    observation = engine.observe(cycle.situation())
+    observation = cycle.observe()
     assert observation.slots.shape[:2] == shape
     assert backend.chance_level == (engine.history.chance_loss, backend.chance_level[1])
 

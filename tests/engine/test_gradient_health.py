@@ -9,7 +9,7 @@ from torch import Tensor
 
 from esper.control.rules import Replay
 from esper.engine.config import EpisodeConfig
-from esper.engine.engine import GrowthEngine, Situation
+from esper.engine.engine import GrowthEngine
 from esper.engine.gradients import GradientHealthSettings
 from esper.engine.observation import SLOT_FEATURES
 from esper.growth.blueprints.registry import get
@@ -102,7 +102,7 @@ def judge(
         reasons = evaluate_gates(networks.table, networks.evidence, RULES).reason[seeds]
         advance = masks.op[:, Op.ADVANCE]
         numbers = np.zeros(len(advance))
-        seen = engine.observe(Situation(numbers, suite.steps, numbers, numbers + 100)).slots
+        seen = engine.observe(numbers, suite.steps, numbers, numbers + 100).slots
         healthy = seen[..., HEALTHY_FEATURE].numpy()[seeds]
         assert len(reasons) == len(advance), "one seed per network"
         judged += zip(map(Reason, reasons), advance.tolist(), healthy.astype(bool).tolist(), strict=True)

@@ -57,7 +57,7 @@ def test_controllers_see_costs_in_that_currency(basis: Basis) -> None:
     )
     assert whole
     charge, table = grower.network.charge, grower.network.table
-    assert charge.of_residents(table)[0, 0] == pytest.approx(own / whole)
+    assert charge.of_slots(table)[0, 0] == pytest.approx(own / whole)
     assert charge.of_blueprints[0, 0, 0] == pytest.approx(own / whole)
     assert charge.added(table, table.blended)[0] == pytest.approx(own / whole)
 
@@ -67,7 +67,7 @@ def test_a_run_tells_what_was_paid(basis: Basis, tmp_path: Path) -> None:
     grower = grown(rent_on=basis, run=tmp_path / "run")
     with RunReader.open(tmp_path / "run" / "run.db") as reader:
         last = list(reader.events(StepTaken))[-1]
-    own = grower.network.charge.of_residents(grower.network.table)[0, 0]
+    own = grower.network.charge.of_slots(grower.network.table)[0, 0]
     assert own > 0
     assert last.objective == pytest.approx(WORTH + GAIN - RENT * math.log1p(own))
 

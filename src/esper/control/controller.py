@@ -54,7 +54,7 @@ def get_promise_settings(controller: Controller) -> PromiseSettings | None:
 
 
 @dataclass(frozen=True)
-class Judgement:
+class SeedRating:
     """What seeds are worth and must be worth to be kept, ``[E, S]`` each; NaN where that is not known.
 
     Two conditions decide. By the score a seed must be worth its price; by the loss, the finer measure of the two, it
@@ -83,11 +83,11 @@ class Judgement:
 
 
 @runtime_checkable
-class Judge(Protocol):
-    """A controller that keeps a seed from a threshold on: the same judgement decides and explains the decision."""
+class SeedRater(Protocol):
+    """A controller that keeps a seed from a threshold on: the same rating decides and explains the decision."""
 
-    def judge(self, observation: Observation) -> Judgement:
-        """The judgement of every seed that `Controller.act` goes by, whether or not a seed is due."""
+    def rate_seeds(self, observation: Observation) -> SeedRating:
+        """The rating of every seed that `Controller.act` goes by, whether or not a seed is due."""
         ...
 
 

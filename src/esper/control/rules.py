@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from esper.config.settings import Settings
-from esper.control.controller import Actions, CandidateRating, Judgement, UniformStreams
+from esper.control.controller import Actions, CandidateRating, SeedRating, UniformStreams
 from esper.engine.observation import LONGEST_PLATEAU, MOST_TRIES, FeatureReader, Observation
 from esper.engine.promises import PromiseSettings
 from esper.errors import ConfigError
@@ -91,13 +91,13 @@ def compute_marginal_rents(rent: Numbers, cost: Numbers, total: Numbers) -> Numb
     return rent[:, None] * (np.log1p(without + cost) - np.log1p(without))
 
 
-def judge_seeds(features: FeatureReader, margin: float = 0.0) -> Judgement:
-    """Judge every seed: it is kept if its contribution to the score exceeds its rent by ``margin``."""
+def rate_seeds(features: FeatureReader, margin: float = 0.0) -> SeedRating:
+    """Rate every seed: it is kept if its contribution to the score exceeds its rent by ``margin``."""
     measured = features.slot("measured") > 0
     names = "accuracy_contribution", "loss_gain", "loss_gain_error"
     contribution, loss_gain, loss_error = (np.where(measured, features.slot(name), np.nan) for name in names)
     price, unknown = compute_seed_rents(features), np.full_like(contribution, np.nan)
-    return Judgement(
+    return SeedRating(
         contribution=contribution,
         error=unknown,
         price=price,
@@ -108,15 +108,15 @@ def judge_seeds(features: FeatureReader, margin: float = 0.0) -> Judgement:
     )
 
 
-def keep_or_prune(decisions: ActionBuilder, features: FeatureReader, trial: float, judgement: Judgement) -> None:
+def keep_or_prune(decisions: ActionBuilder, features: FeatureReader, trial: float, rating: SeedRating) -> None:
     """Fossilize the held seeds that are worth keeping, and prune the others.
 
-    A seed is judged once its contribution was measured and its stage's age reaches ``trial``, a share of the episode.
+    That is once its contribution was measured and its stage's age reaches ``trial``, a share of the episode.
     """
-    measured = (features.slot("stage_holding") > 0) & ~np.isnan(judgement.contribution)
+    measured = (features.slot("stage_holding") > 0) & ~np.isnan(rating.contribution)
     due = measured & (features.slot("stage_age") >= trial - ROUNDING)
-    decisions.act_on(Op.FOSSILIZE, due & judgement.worth_keeping)
-    decisions.act_on(Op.PRUNE, due & ~judgement.worth_keeping)
+    decisions.act_on(Op.FOSSILIZE, due & rating.worth_keeping)
+    decisions.act_on(Op.PRUNE, due & ~rating.worth_keeping)
 
 
 class Never:
@@ -286,7 +286,7 @@ class PeriodicSettings(Settings):
     plantings: tuple[tuple[int, int], ...] = ((0, 0),)
     """Pairs of slot and blueprint indices, germinated in this order and repeated."""
     trial: int = Field(default=6, ge=1, le=1000)
-    """Decisions for which a seed is held before it is judged."""
+    """Decisions for which a seed is held before it is kept or pruned."""
     margin: float = Field(default=0.0, ge=-1, le=1)
     """Minimum contribution above its rent for a seed to be kept, in units of the score."""
     stop_after: float = Field(default=0.6, ge=0, le=1)
@@ -294,7 +294,7 @@ class PeriodicSettings(Settings):
 
 
 class Periodic:
-    """Every ``period`` decisions the next planting whose slot is free; each seed is judged after its trial."""
+    """Every ``period`` decisions the next planting whose slot is free; each seed is kept or pruned after its trial."""
 
     name = "periodic"
 
@@ -306,17 +306,17 @@ class Periodic:
         """The clock of each network and how many plantings it has had, ``[2, E]``."""
         return np.stack([np.full(len(seeds), -1), np.zeros(len(seeds), np.int64)])
 
-    def judge(self, observation: Observation) -> Judgement:
-        """The judgement of every seed."""
-        return judge_seeds(FeatureReader(observation), self._settings.margin)
+    def rate_seeds(self, observation: Observation) -> SeedRating:
+        """The rating of every seed."""
+        return rate_seeds(FeatureReader(observation), self._settings.margin)
 
     def act(self, observation: Observation, masks: ActionMasks, state: Ints) -> tuple[Actions, Ints]:
-        """Advance what may be, else judge what is due, else plant if the period is over, else wait."""
+        """Advance what may be, else keep or prune what is due, else plant if the period is over, else wait."""
         settings, features, decisions = self._settings, FeatureReader(observation), ActionBuilder(masks)
 
-        # First the seeds that are there: advance what may be, judge what is due.
+        # First the seeds that are there: advance what may be, keep or prune what is due.
         decisions.act_on(Op.ADVANCE, masks.slot[:, Op.ADVANCE])
-        keep_or_prune(decisions, features, settings.trial / self._horizon, judge_seeds(features, settings.margin))
+        keep_or_prune(decisions, features, settings.trial / self._horizon, rate_seeds(features, settings.margin))
 
         # The clock is the number of the decision by the observed progress; where that stands still, it goes on.
         progress = features.network("progress")
@@ -341,7 +341,7 @@ class HeuristicSettings(Settings):
     most: int = Field(default=3, ge=1, le=100)
     """Maximum number of seeds per network, kept ones included."""
     trial: int = Field(default=6, ge=1, le=1000)
-    """Decisions for which a seed is held before it is judged."""
+    """Decisions for which a seed is held before it is kept or pruned."""
     margin: float = Field(default=0.0, ge=-1, le=1)
     """Minimum contribution above its rent for a seed to be kept, in units of the score."""
     stop_after: float = Field(default=0.6, ge=0, le=1)
@@ -351,7 +351,7 @@ class HeuristicSettings(Settings):
 
 
 class Heuristic:
-    """Looks at all slots of a network: advances and judges seeds as their gates allow, and germinates on plateaus."""
+    """Looks at all slots: advances, keeps and prunes seeds as their gates allow, and germinates on plateaus."""
 
     name = "heuristic"
 
@@ -362,17 +362,17 @@ class Heuristic:
     def start(self, seeds: Sequence[int]) -> None:
         """It has no state: the observation has all that it needs."""
 
-    def judge(self, observation: Observation) -> Judgement:
-        """The judgement of every seed."""
-        return judge_seeds(FeatureReader(observation), self._settings.margin)
+    def rate_seeds(self, observation: Observation) -> SeedRating:
+        """The rating of every seed."""
+        return rate_seeds(FeatureReader(observation), self._settings.margin)
 
     def act(self, observation: Observation, masks: ActionMasks, state: None) -> tuple[Actions, None]:
         """One decision per network."""
         settings, features, decisions = self._settings, FeatureReader(observation), ActionBuilder(masks)
 
-        # First the seeds that are there: advance what may be, judge what is due.
+        # First the seeds that are there: advance what may be, keep or prune what is due.
         decisions.act_on(Op.ADVANCE, masks.slot[:, Op.ADVANCE])
-        keep_or_prune(decisions, features, settings.trial / self._horizon, judge_seeds(features, settings.margin))
+        keep_or_prune(decisions, features, settings.trial / self._horizon, rate_seeds(features, settings.margin))
 
         # Is it time for another seed?
         unfinished, fossils = count_unfinished_seeds(features), features.slot("stage_fossilized").sum(1)
@@ -409,7 +409,7 @@ class LookSettings(Settings):
     early: float = Field(default=0.2, ge=0, le=1)
     """Fraction of the episode during which a seed is planted at every decision; later, only one at a time."""
     trial: int = Field(default=4, ge=1, le=1000)
-    """Decisions for which a seed is held before it is judged."""
+    """Decisions for which a seed is held before it is kept or pruned."""
     evidence: float = Field(default=1.0, ge=-10, le=10)
     """Number of standard errors by which a seed must lower the loss to be kept."""
     stop_after: float = Field(default=0.75, ge=0, le=1)
@@ -439,10 +439,10 @@ class LookRule:
     def start(self, seeds: Sequence[int]) -> None:
         """It has no state: the observation has all that it needs."""
 
-    def judge(self, observation: Observation) -> Judgement:
-        """The judgement of every seed."""
-        judgement = judge_seeds(FeatureReader(observation))
-        return replace(judgement, loss_threshold=self._settings.evidence * judgement.loss_error)
+    def rate_seeds(self, observation: Observation) -> SeedRating:
+        """The rating of every seed."""
+        rating = rate_seeds(FeatureReader(observation))
+        return replace(rating, loss_threshold=self._settings.evidence * rating.loss_error)
 
     def rate_candidates(self, observation: Observation) -> CandidateRating:
         """What is left of the promise of every candidate after its rent.
@@ -462,9 +462,9 @@ class LookRule:
         if not features.shows_promise:
             raise ConfigError("controller 'look' needs promises: set conduct.promise")
 
-        # First the seeds that are there: advance what may be, judge what is due.
+        # First the seeds that are there: advance what may be, keep or prune what is due.
         decisions.act_on(Op.ADVANCE, masks.slot[:, Op.ADVANCE])
-        keep_or_prune(decisions, features, settings.trial / self._horizon, self.judge(observation))
+        keep_or_prune(decisions, features, settings.trial / self._horizon, self.rate_seeds(observation))
 
         # Early on a seed is planted at every decision: most of what a module earns it learns together with the host.
         # Later one at a time, and only by what was measured just now: an older promise is of another network.

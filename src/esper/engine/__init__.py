@@ -1,4 +1,4 @@
-"""Growth of any number of networks: observe, mask, decide, apply, measure, judge, record."""
+"""Growth of any number of networks: observe, mask, decide, apply, measure, roll back, record."""
 
 from esper.engine.backend import GrowthBackend
 from esper.engine.engine import GrowthEngine

@@ -90,15 +90,15 @@ class Charge:
 
     @property
     def of_blueprints(self) -> Floats:
-        """Each blueprint's, relative to the host, ``[E, S, K]``."""
+        """Each blueprint relative to the host, ``[E, S, K]``."""
         return self.cost.blueprints / self.hosts[:, None, None]
 
-    def of_residents(self, table: SeedTable) -> Floats:
-        """Each slot's seed's, blend included, relative to the host, ``[E, S]``; 0 in slots without a seed."""
+    def of_slots(self, table: SeedTable) -> Floats:
+        """Each slot's seed and blend relative to the host, ``[E, S]``; 0 in slots without a seed."""
         return self.cost.resident(table) / self.hosts[:, None]
 
     def added(self, table: SeedTable, counted: Bools) -> Floats:
-        """Those of the seeds in the slots ``counted``, ``[E, S]``, together, relative to the host, ``[E]``."""
+        """The seeds in the slots ``counted``, ``[E, S]``, together, relative to the host, ``[E]``."""
         return (self.cost.resident(table) * counted).sum(axis=1) / self.hosts
 
 

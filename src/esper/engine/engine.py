@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,26 +25,12 @@ from esper.numerics.deferred import Deferred
 from esper.serialization.state_files import from_plain, to_plain
 
 
-@dataclass(frozen=True)
-class Situation:
-    """What controllers see of E networks besides the networks themselves."""
-
-    progress: Floats
-    """Fraction of the episode that is over, ``[E]``."""
-    horizon: int
-    """Decisions in an episode."""
-    rent: Floats
-    """Price of growth: ``rent * log1p(added / host)`` is taken off the score, ``[E]``."""
-    train_size: Floats
-    """Number of training examples, ``[E]``."""
-
-
 class GrowthEngine:
-    """Observes, masks, applies, measures, judges and records the growth of E networks; it never trains them.
+    """Observes, masks, applies, measures and rolls back the growth of E networks; it never trains them.
 
     ```python
     while not done:
-        observation, masks = engine.observe(situation), engine.legal_actions()
+        observation, masks = engine.observe(progress, horizon, rent, train_size), engine.legal_actions()
         actions, state = controller.act(observation, masks, state)
         engine.apply(actions)
         training = train()  # a population's minibatches, or the user's own loop
@@ -92,19 +78,18 @@ class GrowthEngine:
         self._overdue: Bools = np.zeros(size, np.bool_)
         """Networks whose promises were due and could not be measured, ``[E]``."""
 
-    def observe(self, situation: Situation) -> Observation:
-        """What controllers see now, on the CPU."""
+    def observe(self, progress: Floats, horizon: int, rent: Floats, train_size: Floats) -> Observation:
+        """What controllers see now, on the CPU.
+
+        Args:
+            progress: Fraction of the episode that is over, ``[E]``.
+            horizon: Decisions in an episode.
+            rent: Price of growth: ``rent * log1p(added / host)`` is taken off the score, ``[E]``.
+            train_size: Number of training examples, ``[E]``.
+        """
+        rollbacks = self.governor.rollbacks_used
         return observe(
-            FeatureInputs(
-                self.networks,
-                self.history,
-                situation.progress,
-                situation.horizon,
-                situation.rent,
-                situation.train_size,
-                self.governor.rollbacks_used,
-                self.promises,
-            )
+            FeatureInputs(self.networks, self.history, progress, horizon, rent, train_size, rollbacks, self.promises)
         )
 
     def legal_actions(self, disallowed: Bools | None = None) -> ActionMasks:

@@ -6,7 +6,7 @@ section 4.2); they vanish or explode where they are orders of magnitude smaller 
 2013, section 2).
 
 `assess_health` compares them over the minibatches of a decision, `update_gradient_evidence` keeps exponential means
-over decisions and judges them. Gate G2, observations and events read what it returns, for both backends.
+over decisions and says which are healthy. Gate G2, observations and events read what it returns, for both backends.
 """
 
 from __future__ import annotations

@@ -320,7 +320,7 @@ def _compute_relative_cost(inputs: FeatureInputs) -> Floats:
 
 def _compute_resident_cost(inputs: FeatureInputs) -> Floats:
     """``[E, S]``: log1p of what the seed adds, its blend included, relative to the host."""
-    return np.log1p(inputs.networks.charge.of_residents(inputs.networks.table))
+    return np.log1p(inputs.networks.charge.of_slots(inputs.networks.table))
 
 
 def _compute_ramp_left(inputs: FeatureInputs) -> Floats:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from esper.control.controller import Figures, Judgement
+from esper.control.controller import Figures, SeedRating
 from esper.control.rules import compute_marginal_rents
 from esper.engine.measurements import Evaluation
 from esper.grower.evaluation import DependenceMeasurement
@@ -107,7 +107,7 @@ class Decision:
 
 
 def describe_judgements(
-    slots: Sequence[str], evaluation: Evaluation, prices: Floats, judgement: Judgement | None
+    slots: Sequence[str], evaluation: Evaluation, prices: Floats, judgement: SeedRating | None
 ) -> dict[str, ModuleJudgement]:
     """The figures of the module in each slot, by slot: with its price ``[1, S]`` and the controller's thresholds.
 
@@ -144,7 +144,7 @@ def _describe_judgement(
 def compute_prices(network: GrowingNetwork, rent: float) -> Floats:
     """What each module adds to the rent, ``[1, S]``; 0 in empty slots."""
     charge, table = network.charge, network.table
-    return compute_marginal_rents(np.array([rent]), charge.of_residents(table), charge.added(table, table.blended))
+    return compute_marginal_rents(np.array([rent]), charge.of_slots(table), charge.added(table, table.blended))
 
 
 def list_changes(
@@ -209,31 +209,31 @@ def resolve_unfinished(
     resolve: Callable[[Bools, Bools], Transitions],
     slots: Sequence[str],
     *,
-    judgement: Judgement | None,
+    rating: SeedRating | None,
     unreached: Bools,
 ) -> Ending:
     """End growth: keep the unfinished modules that are worth it by the controller's thresholds, and prune the others.
 
     ``measure`` measures the model and the modules in the slots ``bool [1, S]`` that it is called with. ``resolve``
     fossilizes the modules in its first slots and prunes those in its second; it returns what changed, and updates the
-    network's table. Without a ``judgement`` a module must only contribute its rent. No gradient has reached the modules
+    network's table. Without a ``rating`` a module must only contribute its rent. No gradient has reached the modules
     in the slots ``unreached``, bool ``[1, S]``. The result does not have what was tried before.
     """
     # Modules that do not count yet, have learned nothing or are being pruned go first: it hardly changes what the model
     # computes.
     table = network.table
     no_slots = np.zeros(table.stage.shape, np.bool_)
-    idle = table.live & (table.pruning | ~table.blended | (table.alpha == 0) | unreached)
+    ineffective = table.live & (table.pruning | ~table.blended | (table.alpha == 0) | unreached)
     notes = np.full(table.stage.shape, "", dtype=object)
-    notes[idle] = "had no effect yet"
-    notes[idle & table.pruning] = "was being pruned"
-    notes[idle & unreached] = "no gradient reached it"
+    notes[ineffective] = "had no effect yet"
+    notes[ineffective & table.pruning] = "was being pruned"
+    notes[ineffective & unreached] = "no gradient reached it"
     prices = compute_prices(network, rent)
-    parts = [resolve(no_slots, idle)]
+    parts = [resolve(no_slots, ineffective)]
     # The others may depend on each other. So the least valuable goes if it is not worth keeping, and the rest is
     # measured again, until all that are left are.
-    margin = np.zeros_like(prices) if judgement is None else judgement.threshold - judgement.price
-    loss_thresholds = np.full_like(prices, np.nan) if judgement is None else judgement.loss_threshold
+    margin = np.zeros_like(prices) if rating is None else rating.threshold - rating.price
+    loss_thresholds = np.full_like(prices, np.nan) if rating is None else rating.loss_threshold
     judgements = {
         slot: ModuleJudgement(None, None, prices[0, place], prices[0, place] + margin[0, place], note=notes[0, place])
         for place, slot in enumerate(slots)
@@ -245,20 +245,22 @@ def resolve_unfinished(
         # A module that could not be measured is worth nothing; what does too little for the loss goes first.
         worth = np.nan_to_num(evaluation.accuracy_contribution - prices - margin, nan=-math.inf)
         surplus = evaluation.divide_by_loss(evaluation.loss_contribution) - loss_thresholds
-        lacking = live & (surplus < 0)
-        fit = live & ~lacking & (worth >= 0)
+        low_gain = live & (surplus < 0)
+        above_thresholds = live & ~low_gain & (worth >= 0)
         # On a model that gives one answer to everything only a loss shows what a module is worth: a score is chance.
         lowers_loss = evaluation.loss_contribution > 0
-        shown = fit & lowers_loss & (surplus >= 0) if constant_output else fit
-        kept = live if not constraint_broken and (shown == live).all() else no_slots
+        worth_keeping = above_thresholds & lowers_loss & (surplus >= 0) if constant_output else above_thresholds
+        kept = live if not constraint_broken and (worth_keeping == live).all() else no_slots
         pruned = no_slots.copy()
         if not kept.any():
-            candidates = live if constraint_broken else live & ~shown
-            ranked = np.where(lacking, surplus, math.inf) if lacking.any() else np.where(candidates, worth, math.inf)
+            candidates = live if constraint_broken else live & ~worth_keeping
+            ranked = np.where(candidates, worth, math.inf)
+            if low_gain.any():
+                ranked = np.where(low_gain, surplus, math.inf)
             pruned.flat[ranked.argmin()] = True
         for place in np.flatnonzero(live[0]).tolist():
             note = ""
-            if pruned[0, place] and fit[0, place]:
+            if pruned[0, place] and above_thresholds[0, place]:
                 note = _BROKEN if constraint_broken else _CONSTANT
             judgements[slots[place]] = _describe_judgement(
                 evaluation, place, prices, prices + margin, loss_thresholds, note

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from esper.config.arguments import Advice, FilePath, check_arguments, describe_value
-from esper.control.controller import Actions, CandidateRater, CandidateRating, Judge, Judgement
+from esper.control.controller import Actions, CandidateRater, CandidateRating, SeedRater, SeedRating
 from esper.control.rules import ActionBuilder
-from esper.engine.engine import GrowthEngine, Situation
+from esper.engine.engine import GrowthEngine
 from esper.engine.governor import Governor, Intervention
 from esper.engine.measurements import TrainingReport
 from esper.engine.promises import Promises
@@ -58,7 +58,7 @@ from esper.growth.tried import ModuleJudgement
 from esper.lifecycle.actions import Head, Op, make_wait_actions
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.transitions import Transitions, concatenate_transitions, finish_growth
-from esper.numerics.arrays import Bools
+from esper.numerics.arrays import Bools, Floats
 from esper.numerics.deferred import Deferred
 from esper.serialization.state_files import from_plain, to_plain
 
@@ -313,13 +313,13 @@ class Grower:
             builder.act_on(Op.PRUNE, culprit)
             actions = builder.actions
         elif not finished:
-            situation = self._describe_situation()
+            conditions = self._list_conditions()
 
-            def consult() -> tuple[Actions, Any, Judgement | None, CandidateRating | None]:
-                controller, observation = self.controller, self.engine.observe(situation)
+            def consult() -> tuple[Actions, Any, SeedRating | None, CandidateRating | None]:
+                controller, observation = self.controller, self.engine.observe(*conditions)
                 return (
                     *controller.act(observation, masks, self._controller_state),
-                    controller.judge(observation) if isinstance(controller, Judge) else None,
+                    controller.rate_seeds(observation) if isinstance(controller, SeedRater) else None,
                     controller.rate_candidates(observation) if isinstance(controller, CandidateRater) else None,
                 )
 
@@ -455,16 +455,16 @@ class Grower:
             self._require_rollbacks_left(self.governor.check(unknown, skill, finite, None, _EVERYONE))
         # The controller's thresholds for the modules as they were last measured.
         controller, judgement = self.controller, None
-        if unfinished and isinstance(controller, Judge):
-            situation = self._describe_situation()
-            judgement = self._processes.broadcast(lambda: controller.judge(self.engine.observe(situation)))
+        if unfinished and isinstance(controller, SeedRater):
+            conditions = self._list_conditions()
+            judgement = self._processes.broadcast(lambda: controller.rate_seeds(self.engine.observe(*conditions)))
         ending = resolve_unfinished(
             self.network,
             self.config.rent,
             self._measure_dependence,
             self._resolve,
             list(self.model.slots),
-            judgement=judgement,
+            rating=judgement,
             unreached=self._unreached,
         )
         # What was kept before may not have been measured at the last decision.
@@ -505,19 +505,15 @@ class Grower:
             )
         return None
 
-    def _describe_situation(self) -> Situation:
-        """Time, rent and amount of data, as controllers see them at this decision."""
+    def _list_conditions(self) -> tuple[Floats, int, Floats, Floats]:
+        """Progress, horizon, rent and amount of data, as controllers see them at this decision."""
         progress = self._timing.compute_progress(1 + self.decisions)
         # The share of decisions or of the budget, whichever is more.
         if self.spending.limited:
             share = self._processes.broadcast(self.spending.compute_share)
             progress = min(share if self._timing.planned is None else max(progress, share), 1.0)
-        return Situation(
-            np.array([progress]),
-            self._timing.horizon,
-            np.array([self.config.rent]),
-            np.array([float(self.config.train_size)]),
-        )
+        rent, train_size = self.config.rent, float(self.config.train_size)
+        return np.array([progress]), self._timing.horizon, np.array([rent]), np.array([train_size])
 
     def _prepare_training(self) -> None:
         """Before training goes on: hook the gradients of all modules there are, and record what promises need."""

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from esper.engine.config import EpisodeConfig
-from esper.engine.engine import GrowthEngine, Situation
+from esper.engine.engine import GrowthEngine
 from esper.engine.governor import Intervention
 from esper.engine.measurements import Evaluation, TrainingReport
 from esper.engine.observation import Observation
@@ -178,7 +178,7 @@ class Episodes:
     def observe(self) -> Observation:
         """The current observations of the controllers, on the CPU."""
         steps, facts = self.suite.steps, self._facts
-        return self.engine.observe(Situation(self.step_index / steps, steps, facts.rent, facts.train_size))
+        return self.engine.observe(self.step_index / steps, steps, facts.rent, facts.train_size)
 
     def legal_actions(self) -> ActionMasks:
         """The legal actions of the controllers; in episodes that have ended, only to wait."""
