@@ -106,8 +106,8 @@ MUTATIONS = (
     Mutation(
         "snapshots at every check, whatever the loss did",
         "engine/governor.py",
-        "self._take_snapshots(diagnosis.good, vitals.loss)",
-        "self._take_snapshots(running, vitals.loss)",
+        "self._take_snapshots(diagnosis.good, loss)",
+        "self._take_snapshots(running, loss)",
         "D6",
     ),
     Mutation(

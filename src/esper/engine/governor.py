@@ -113,12 +113,9 @@ class Monitor:
         self._unusual = np.where(unusual, self._unusual + 1, 0)
         self._guessing = np.where(guessing, self._guessing + 1, 0)
         # Either becomes trouble if it lasts; what is not finite is trouble at once.
+        not_finite = ~np.broadcast_to(finite[:, None], unusual.shape)
         trouble = np.select(
-            [
-                ~np.broadcast_to(finite[:, None], unusual.shape),
-                self._guessing >= settings.patience,
-                self._unusual >= settings.patience,
-            ],
+            [not_finite, self._guessing >= settings.patience, self._unusual >= settings.patience],
             [Trouble.NOT_FINITE, Trouble.COLLAPSED, Trouble.EXPLODED],
             Trouble.NONE,
         ).astype(np.int8)
