@@ -32,8 +32,7 @@ from esper.engine.observation import make_mask_tensors, observe
 from esper.lifecycle.actions import Head
 from esper.numerics.random_streams import Stream, numpy_generator
 from esper.population.evaluation import evaluate_committed, start_evaluation
-from esper.population.learning import TrainingStream, start_training
-from esper.population.optimizers import clip_by_network, optimizer_step
+from esper.population.learning import TrainingStream, clip_by_network, optimizer_step, start_training
 from esper.population.population import Population
 from esper.population.promise import PromiseMeter
 from esper.rl.episodes import CPU, Episodes

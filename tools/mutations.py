@@ -536,7 +536,7 @@ MUTATIONS = (
     ),
     Mutation(
         "clipping lengthens short gradients",
-        "population/optimizers.py",
+        "population/learning.py",
         ".clamp(max=1)",
         ".clamp(max=2)",
         rooms="population",

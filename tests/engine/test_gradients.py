@@ -10,10 +10,8 @@ from hypothesis import strategies as st
 
 from esper.engine.gradients import (
     GradientHealthSettings,
-    GradientNorms,
     HealthTable,
     assess_health,
-    compare_gradients,
     update_gradient_evidence,
 )
 from esper.lifecycle.table import Evidence
@@ -27,12 +25,16 @@ VANISHED, EXPLODED = DEFAULT.vanished_ratio, DEFAULT.exploded_ratio
 def of(seed: Sequence[float], incumbents: Sequence[float], parameters: tuple[int, int] = (4, 100)) -> SeedHealth:
     """The health of one seed whose gradient and that of its incumbents had these norms."""
     own, others = parameters
-    table = compare_gradients(
-        GradientNorms(np.array(seed, float)[:, None], np.array([own])),
-        GradientNorms(np.array(incumbents, float)[:, None], np.array([others])),
-        DEFAULT,
+    table = assess_health(
+        np.array(incumbents, float)[:, None],
+        np.array(seed, float)[:, None, None],
+        host_parameters=np.array([others]),
+        seed_parameters=np.array([[own]]),
+        fossils=np.zeros((1, 1), np.bool_),
+        learning=np.ones((1, 1), np.bool_),
+        settings=DEFAULT,
     )
-    return health_at(table, 0)
+    return health_at(table, 0, 0)
 
 
 def test_the_ratio_is_per_parameter() -> None:

@@ -79,7 +79,8 @@ def test_the_fused_pass_equals_separate_passes(isolation: Isolation, strategy: S
     assert np.nanmax(np.abs(expected.loss_contribution)) > 1e-3, "the test means to measure something"
     assert (np.isfinite(expected.loss_contribution) == fast.table.owning).all()
     assert_same(evaluate(fast, batch), expected)
-    assert_same(evaluate(fast, batch, shared=False), expected)
+    fast.shares_prefixes = False
+    assert_same(evaluate(fast, batch), expected)
 
 
 def test_committed_networks_have_fossils_only() -> None:

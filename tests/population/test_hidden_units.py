@@ -235,15 +235,17 @@ def test_networks_that_grow_units_equal_a_loop_over_models_in_all_that_is_measur
     expected = separately(slow, fast.table, batch)
     assert fast.shares_prefixes == (name != "residual")
     assert_same(evaluate(fast, batch), expected)
-    assert_same(evaluate(fast, batch, shared=False), expected)
+    fast.shares_prefixes = False
+    assert_same(evaluate(fast, batch), expected)
 
 
 @pytest.mark.landing
 @every_case
 def test_earnings_are_those_of_separate_passes(name: str) -> None:
     fast, slow, batch = grow(name, "stacked")
-    for shared in (True, False):
-        found = attribute_networks(fast, batch, np.random.default_rng(0), shared=shared)
+    for shared in (fast.shares_prefixes, False):
+        fast.shares_prefixes = shared
+        found = attribute_networks(fast, batch, np.random.default_rng(0))
         assert_as_by_hand(found, slow, batch, select_blended(fast))
 
 

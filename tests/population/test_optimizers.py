@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.population.optimizers import MOMENT_NAMES, clip_by_network, optimizer_step
-from esper.population.parameters import FlatParameters, ParameterLayout, StackedParameters, concatenate_flat
+from esper.population.learning import clip_by_network, optimizer_step
+from esper.population.parameters import FlatParameters, ParameterLayout, StackedParameters
+from esper.population.population import MOMENT_NAMES
 from esper.tasks.suite import OptimizerSettings
 
 MODULE = nn.Linear(3, 2)
@@ -27,7 +28,7 @@ def block(
     settings: OptimizerSettings, values: Tensor, rates: Tensor, owners: Tensor | None = None
 ) -> StackedParameters:
     empty = StackedParameters.empty(MODULE, MOMENT_NAMES[settings.name], torch.float64, torch.device("cpu"))
-    return empty.with_rows(values, {}, rates, torch.arange(len(values)) if owners is None else owners)
+    return empty.make_rows(values, {}, rates, torch.arange(len(values)) if owners is None else owners)
 
 
 def alone(values: Tensor, rate: float, settings: OptimizerSettings) -> tuple[Tensor, torch.optim.Optimizer]:
@@ -84,7 +85,8 @@ def test_clipping_is_by_network_over_all_its_rows() -> None:
         block(settings, torch.zeros_like(gradient), RATES[: len(own)], own)
         for gradient, own in zip(gradients, owners, strict=True)
     ]
-    flat_gradient = clip_by_network(FlatParameters.from_blocks(blocks), concatenate_flat(gradients), clip_norm=1.0)
+    joined = torch.cat([gradient.flatten() for gradient in gradients])
+    flat_gradient = clip_by_network(FlatParameters.from_blocks(blocks), joined, clip_norm=1.0)
     parts = flat_gradient.split([gradient.numel() for gradient in gradients])
     clipped = [part.view_as(gradient) for part, gradient in zip(parts, gradients, strict=True)]
     for network in range(3):

@@ -65,9 +65,8 @@ class Blocks(RuleBasedStateMachine):
         new = [self.fresh(owner) for owner in owners if owner not in {row.owner for row in self.rows}]
         values, buffers, rates = self.tensors(new)
         before, old = self.block, _copies(self.block)
-        self.block = self.block.with_rows(
-            values, buffers, rates, torch.tensor([row.owner for row in new], dtype=torch.int64)
-        )
+        numbers = torch.tensor([row.owner for row in new], dtype=torch.int64)
+        self.block = self.block.join(self.block.make_rows(values, buffers, rates, numbers))
         self.rows = self.rows + new
         _assert_same(before, old)
 
@@ -115,7 +114,8 @@ class Blocks(RuleBasedStateMachine):
         assert block.owners.tolist() == [row.owner for row in self.rows]
         assert all(leaf.is_leaf and leaf.requires_grad for leaf in block.parameters.values())
         # They are views: learning in place, since they were first asked for, shows in them.
-        torch.testing.assert_close(shape().flatten(list(block.parameters.values())).detach(), values)
+        parameters = torch.cat([parameter.detach().flatten(1) for parameter in block.parameters.values()], 1)
+        torch.testing.assert_close(parameters, values)
 
 
 def _copies(block: StackedParameters) -> list[Tensor]:
@@ -177,7 +177,7 @@ def make_vector(rows: dict[int, list[int]], generator: torch.Generator) -> FlatP
 
         count = len(owners)
         buffers = {name: draw(count, *buffer.shape[1:]) for name, buffer in empty.buffers.items()}
-        block = empty.with_rows(draw(count, 2 * width), buffers, draw(count), torch.tensor(owners))
+        block = empty.make_rows(draw(count, 2 * width), buffers, draw(count), torch.tensor(owners))
         moments = {name: draw(count, 2 * width) for name in MOMENTS}
         blocks.append(replace(block, moments=moments, steps=draw(count)))
     return FlatParameters.from_blocks(blocks)
@@ -216,12 +216,6 @@ def test_what_is_summed_by_network_and_split_by_rows_is_that_of_its_rows() -> No
     torch.testing.assert_close(rows, torch.cat([block.values.sum(1) for block in vector.blocks]))
     lengths = [block.layout.size for block in vector.blocks for _ in range(len(block))]
     assert torch.equal(vector.row_of_value.bincount(), torch.tensor(lengths))
-
-
-def test_rows_must_come_with_all_that_belongs_to_them() -> None:
-    empty = StackedParameters.empty(Module(), MOMENTS, torch.float64, CPU)
-    with pytest.raises(ValueError, match="learning rates"):
-        empty.with_rows(torch.zeros(2, shape().size), {}, torch.zeros(1), torch.arange(2))
 
 
 @pytest.mark.parametrize(("small", "large"), [((), ()), ((2,), (5,)), ((2, 3, 1), (2, 4, 3))])

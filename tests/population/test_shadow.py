@@ -102,6 +102,7 @@ def test_the_isolated_seed_follows_the_gradient_of_its_own_pass() -> None:
     shadowed.state = state
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), reduction="sum")
     gradients = torch.autograd.grad(loss / batch.labels.shape[1], list(block.parameters.values()))
-    expected = block.values - block.learning_rates.unsqueeze(1) * block.layout.flatten(gradients)
+    flat_gradients = torch.cat([gradient.flatten(1) for gradient in gradients], 1)
+    expected = block.values - block.learning_rates.unsqueeze(1) * flat_gradients
     train(shadowed, [batch])
     torch.testing.assert_close(block.values, expected, rtol=1e-12, atol=1e-12)

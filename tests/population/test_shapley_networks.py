@@ -77,7 +77,8 @@ def test_values_are_those_of_separate_passes(isolation: Isolation, strategy: Str
     assert len(set(fast.table.blended.sum(axis=1))) >= 2, "the test means networks of different players"
     for participation in (select_blended(fast), select_committed(fast)):
         for shares in (True, False):
-            found = attribute_networks(fast, batch, rng(), participation, shared=shares)
+            fast.shares_prefixes = shares
+            found = attribute_networks(fast, batch, rng(), participation)
             assert np.abs(found.values[LOSS]).max() > 1e-3
             assert_as_by_hand(found, slow, batch, participation)
 

@@ -38,22 +38,22 @@ def test_the_surrogate_stops_rewarding_ratios_beyond_the_clip_range() -> None:
     found = compute_joint_surrogate(ratio, torch.zeros(4), advantage, clip=0.2, count=torch.tensor(4))
     assert found.item() == pytest.approx(-(1.2 + 0.5 - 1.5 - 0.8) / 4)
     moved = measure_change(ratio, torch.zeros(4), 0.2, torch.tensor(4))
-    assert moved.clipped.item() == 1.0
-    assert moved.deviation.item() == pytest.approx(0.5)
+    assert moved["clip_fraction"].item() == 1.0
+    assert moved["deviation"].item() == pytest.approx(0.5)
 
 
 def test_the_kl_estimate_is_unbiased() -> None:
     old, new = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.4, 0.4, 0.2])
     counts = (old * 10_000).round().long()
     samples = torch.arange(3).repeat_interleave(counts)  # exactly in proportion to old
-    kl = measure_change(new.log()[samples], old.log()[samples], 0.2, torch.tensor(10_000)).kl
+    kl = measure_change(new.log()[samples], old.log()[samples], 0.2, torch.tensor(10_000))["kl"]
     assert kl.item() == pytest.approx(float((old * (old / new).log()).sum()), rel=1e-3)
 
 
 def test_an_absurd_probability_cannot_make_the_loss_infinite() -> None:
     new, old = torch.tensor([0.0, -1e9]), torch.tensor([-1e9, 0.0])
     found = compute_joint_surrogate(new, old, torch.tensor([-1.0, 1.0]), 0.2, torch.tensor(2))
-    assert all(torch.isfinite(part) for part in (found, *measure_change(new, old, 0.2, torch.tensor(2))))
+    assert all(torch.isfinite(part) for part in (found, *measure_change(new, old, 0.2, torch.tensor(2)).values()))
 
 
 def test_value_errors_count_in_units_of_the_scale() -> None:
@@ -69,8 +69,8 @@ def test_the_results_of_parts_add_up_to_that_of_the_whole() -> None:
     torch.testing.assert_close(sum(losses), compute_joint_surrogate(new, old, advantage, 0.2, count))
     whole = measure_change(new, old, 0.2, count)
     pieces = [measure_change(new[part], old[part], 0.2, count) for part in parts]
-    torch.testing.assert_close(sum(piece.kl for piece in pieces), whole.kl)
-    torch.testing.assert_close(sum(piece.clipped for piece in pieces), whole.clipped)
+    torch.testing.assert_close(sum(piece["kl"] for piece in pieces), whole["kl"])
+    torch.testing.assert_close(sum(piece["clip_fraction"] for piece in pieces), whole["clip_fraction"])
     errors = [compute_value_loss(new[part], old[part], torch.tensor(2.0), count) for part in parts]
     torch.testing.assert_close(sum(errors), compute_value_loss(new, old, torch.tensor(2.0), count))
 

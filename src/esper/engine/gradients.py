@@ -1,4 +1,4 @@
-"""Gradient health: how the gradients of modules on trial compare with those of what already counts, the incumbents.
+"""Gradient health: how the gradients of modules compare with those of what already counts, the incumbents.
 
 Gradients are compared as root mean squares per parameter, so neither the sizes of module and network nor a factor of
 the loss matters. In a network that learns well, gradients have much the same scale everywhere (Glorot and Bengio 2010,
@@ -80,21 +80,6 @@ class HealthTable:
         return cls(np.zeros(shape, np.int64), zeros, zeros.copy(), zeros.copy(), np.full(shape, np.nan))
 
 
-@dataclass(frozen=True)
-class GradientNorms:
-    """Norms of gradients in T minibatches, at least one."""
-
-    values: Floats
-    """``[T, ...]``."""
-    parameters: Ints
-    """Number of parameters of each gradient, ``[...]``."""
-
-    @property
-    def root_mean_squares(self) -> Floats:
-        """Per parameter, ``[T, ...]``."""
-        return self.values / np.sqrt(np.maximum(self.parameters, 1))
-
-
 def assess_health(
     hosts: Floats,
     seeds: Floats,
@@ -118,32 +103,25 @@ def assess_health(
         learning: Slots with a module that learns, ``[E, S]``; the others get the entries of `HealthTable.none`.
         settings: The ratios at which gradients have vanished or exploded.
     """
-    incumbent_norms = np.sqrt(hosts**2 + np.where(fossils, seeds**2, 0.0).sum(2))[..., None]
+    # Root mean squares per parameter, of the modules [T, E, S] and of the incumbents [T, E, 1].
+    incumbents = np.sqrt(hosts**2 + np.where(fossils, seeds**2, 0.0).sum(2))[..., None]
     incumbent_parameters = (host_parameters + (seed_parameters * fossils).sum(1))[:, None]
-    health = compare_gradients(
-        GradientNorms(seeds, seed_parameters), GradientNorms(incumbent_norms, incumbent_parameters), settings
-    )
-    return replace_where(learning, HealthTable.none(*seed_parameters.shape), health)
-
-
-def compare_gradients(seeds: GradientNorms, incumbents: GradientNorms, settings: GradientHealthSettings) -> HealthTable:
-    """The health of modules, ``[..., S]``, from norms ``[T, ..., S]`` and their incumbents' ``[T, ..., 1]``."""
-    scale = incumbents.root_mean_squares
+    own = seeds / np.sqrt(np.maximum(seed_parameters, 1))
+    scale = incumbents / np.sqrt(np.maximum(incumbent_parameters, 1))
     usable = np.isfinite(scale) & (scale > 0)
     with np.errstate(over="ignore"):
-        ratio = seeds.root_mean_squares / np.where(usable, scale, np.nan)
-    vanished = (seeds.values == 0) | (ratio < settings.vanished_ratio)
-    exploded = ~np.isfinite(seeds.values) | (ratio > settings.exploded_ratio)
+        ratio = own / np.where(usable, scale, np.nan)
+    vanished = (seeds == 0) | (ratio < settings.vanished_ratio)
+    exploded = ~np.isfinite(seeds) | (ratio > settings.exploded_ratio)
+
+    # Means over the minibatches; the ratio's over those in which it is known.
     comparable = np.isfinite(ratio)
     count: Ints = comparable.sum(0)
     total = np.where(comparable, ratio, 0.0).sum(0)
-    return HealthTable(
-        np.full(count.shape, len(ratio)),
-        seeds.values.mean(0),
-        vanished.mean(0),
-        exploded.mean(0),
-        np.divide(total, count, out=np.full(count.shape, np.nan), where=count > 0),
-    )
+    mean_ratio = np.divide(total, count, out=np.full(count.shape, np.nan), where=count > 0)
+    minibatches = np.full(count.shape, len(seeds))
+    health = HealthTable(minibatches, seeds.mean(0), vanished.mean(0), exploded.mean(0), mean_ratio)
+    return replace_where(learning, HealthTable.none(*seed_parameters.shape), health)
 
 
 def update_gradient_evidence(evidence: Evidence, health: HealthTable, settings: GradientHealthSettings) -> Evidence:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -64,8 +63,14 @@ class PopulationBackend:
     ) -> Deferred[Measurement]:
         """Start to measure all networks; the CPU waits only once, for training, evaluation and check together."""
         evaluation = start_evaluation(self.networks, self.validation, due)
-        finite = self._start_finite_check() if check_finite else Deferred((), partial(np.ones, self.size, np.bool_))
+        finite = Deferred((), lambda: np.ones(self.size, np.bool_))
+        if check_finite:
+            # Parameters and moments: zero times a number is zero, unless the number is infinite or NaN.
+            flat = self.networks.flat
+            zeros = torch.stack([flat.values, *flat.moments.values()]).mul_(0).sum(0)
+            finite = Deferred((flat.sum_by_network(zeros),), np.isfinite)
         measured = training.combine(evaluation).combine(finite)
+
         return Deferred(measured.tensors, lambda *arrays: self._make_measurement(*measured.convert(*arrays)))
 
     def _make_measurement(self, results: tuple[TrainingReport, Evaluation], finite: Bools) -> Measurement:
@@ -90,13 +95,6 @@ class PopulationBackend:
         """The evaluation in terms of the objective: unchanged for accuracy, otherwise with scores from the losses."""
         by_loss = self._suite.objective == "loss"
         return evaluation.score_losses(self._suite.chance_loss) if by_loss else evaluation
-
-    def _start_finite_check(self) -> Deferred[Bools]:
-        """``[E]``: whether all parameters and moments of a network are finite."""
-        flat = self.networks.flat
-        # Zero times a number is zero, unless the number is infinite or NaN.
-        zeros = torch.stack([flat.values, *flat.moments.values()]).mul_(0).sum(0)
-        return Deferred((flat.sum_by_network(zeros),), np.isfinite)
 
     def measure_promises(self, due: Bools) -> Promises:
         """Measure the promises of blueprints in the slots ``due``, bool ``[E, S]``, on the newest training examples."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -28,46 +27,31 @@ EVALUATION_CHUNK = 512
 """Number of examples per network in one forward pass; it limits memory and does not change results."""
 
 
-def evaluate(population: Population, batch: Batch, due: Bools | None = None, *, shared: bool = True) -> Evaluation:
+def evaluate(population: Population, batch: Batch, due: Bools | None = None) -> Evaluation:
     """Evaluate a population; as `start_evaluation`, but waits for the result."""
-    return start_evaluation(population, batch, due, shared=shared).fetch()
+    return start_evaluation(population, batch, due).fetch()
 
 
 @torch.inference_mode()
-def start_evaluation(
-    population: Population, batch: Batch, due: Bools | None = None, *, shared: bool = True
-) -> Deferred[Evaluation]:
+def start_evaluation(population: Population, batch: Batch, due: Bools | None = None) -> Deferred[Evaluation]:
     """Evaluate all networks and, in the same pass, the leave-one-out counterfactuals of their seeds.
 
     A network with a blended seed is compared with the same network without it. An isolated seed is added at full alpha,
     and the result is compared with the network as it is. Only the slots ``due``, bool ``[E, S]``, are measured (None:
     all slots). A slot costs a pass through the layers after it if it is due in any network that has a seed there.
-    ``shared`` is the same as in `forward_variants`.
     """
     population.execution.train(False)
     due = np.ones(population.table.stage.shape, np.bool_) if due is None else due
     slots = np.flatnonzero((population.table.owning & due).any(axis=0)).tolist()
-    variants = toggle_slots(population, slots)
-    logits = forward_variants(population, variants, batch.inputs, shared=shared and population.shares_prefixes)
+    logits = forward_variants(population, toggle_slots(population, slots), batch.inputs)
     convert = partial(_compute_contributions, population.table, slots, due)
     return Deferred(score_variants(logits, batch.labels), convert)
 
 
-class VariantScores(NamedTuple):
-    """Networks and their variants on the same examples, ``[E, V]`` each."""
+def score_variants(logits: Tensor, labels: Tensor) -> list[Tensor]:
+    """Mean losses in nats, accuracies, and the standard errors of their differences from the first variant's.
 
-    losses: Tensor
-    """Mean losses in nats."""
-    accuracies: Tensor
-    loss_errors: Tensor
-    """Standard errors of the differences from the first variant's losses; NaN for a single example."""
-    accuracy_errors: Tensor
-    """Standard errors of the differences from the first variant's accuracies; NaN for a single example."""
-
-
-def score_variants(logits: Tensor, labels: Tensor) -> VariantScores:
-    """Losses and accuracies of variants, and the standard errors of their differences from the first variant.
-
+    Each is ``[E, V]``; the errors, first those of losses, are NaN for a single example.
     Logits are ``[E, V, N, classes]`` and labels ``[E, N]``, or ``[E, V, N, T, classes]`` and ``[E, N, T]``. All
     variants are measured on the same N examples, so the standard error of a difference of means is that of the mean of
     N differences. A sequence counts as one example.
@@ -83,7 +67,7 @@ def score_variants(logits: Tensor, labels: Tensor) -> VariantScores:
     # Computed by hand, because torch warns about the deviation of a single example.
     squares = (differences - differences.mean(3, keepdim=True)).square().sum(3)
     errors = (squares / (count - 1) / count).sqrt()
-    return VariantScores(*means.unbind(), *errors.unbind())
+    return [*means, *errors]
 
 
 def _compute_contributions(
@@ -95,7 +79,7 @@ def _compute_contributions(
     loss_errors: Floats,
     accuracy_errors: Floats,
 ) -> Evaluation:
-    """The evaluation from the `VariantScores` ``[E, V]`` of the networks and of the variant for each slot."""
+    """The evaluation from the figures `score_variants` of the networks and of the variant for each slot."""
     by_accuracy, by_loss, accuracy_error, loss_error = np.full((4, *table.stage.shape), np.nan)
     for variant, slot in enumerate(slots, start=1):
         # The variant lacks a blended seed, and has an isolated one.

@@ -176,33 +176,30 @@ def enable_merging(host: nn.Module) -> None:
 def can_merge(host: nn.Module, example_input: Tensor) -> bool:
     """Whether ``host`` computes merged batches correctly as a `FunctionalModule` after `enable_merging`.
 
-    The host must have no buffers, and a trial must agree with a vmap over networks. The trial fails for a host that has
-    parameters outside the layers that can merge, that accesses them in another way (``next(self.parameters())``), or
-    that mixes the examples of a batch, as batch normalisation does.
+    The host must have no buffers, and agree with a vmap over networks on random values. It does not if it has
+    parameters outside the layers that can merge, accesses them in another way (``next(self.parameters())``), or mixes
+    the examples of a batch, as batch normalisation does.
     """
     if any(True for _ in host.buffers()):
         return False
-    return all(_merges_like_vmap(host, example_input, training) for training in (True, False))
-
-
-def _merges_like_vmap(host: nn.Module, example_input: Tensor, training: bool) -> bool:
     networks, examples = 2, 3
-    plain = copy.deepcopy(host).to("cpu", torch.float64).train(training)
-    merging = copy.deepcopy(plain)
-    enable_merging(merging)
-
-    # Random values, because zeros or equal networks would hide a mix-up of networks.
-    generator = torch.Generator().manual_seed(0)
-    draw = partial(torch.randn, generator=generator, dtype=torch.float64)
-    weights = {name: draw(networks, *parameter.shape) for name, parameter in plain.named_parameters()}
-    inputs = draw(networks, examples, *example_input.shape[1:])
-    with torch.no_grad():
-        try:
-            expected = vmap_under_autocast(partial(call_module, plain))(weights, {}, inputs)
-            outputs = split_networks(FunctionalModule(merging)(weights, {}, merge_networks(inputs)), networks)
-        except (RuntimeError, ValueError, StopIteration):
+    for training in (True, False):
+        plain = copy.deepcopy(host).to("cpu", torch.float64).train(training)
+        merging = copy.deepcopy(plain)
+        enable_merging(merging)
+        # Random values, because zeros or equal networks would hide a mix-up of networks.
+        draw = partial(torch.randn, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        weights = {name: draw(networks, *parameter.shape) for name, parameter in plain.named_parameters()}
+        inputs = draw(networks, examples, *example_input.shape[1:])
+        with torch.no_grad():
+            try:
+                expected = vmap_under_autocast(partial(call_module, plain))(weights, {}, inputs)
+                outputs = split_networks(FunctionalModule(merging)(weights, {}, merge_networks(inputs)), networks)
+            except (RuntimeError, ValueError, StopIteration):
+                return False
+        if outputs.shape != expected.shape or not torch.allclose(outputs, expected):
             return False
-    return outputs.shape == expected.shape and torch.allclose(outputs, expected)
+    return True
 
 
 def _forward_linear(layer: nn.Linear, features: Tensor) -> Tensor:
@@ -280,33 +277,28 @@ def _move_networks_first(tensor: Tensor, axis: int | None, networks: int) -> Ten
     return tensor.expand(networks, *tensor.shape) if axis is None else tensor.movedim(axis, 0)
 
 
-# How a slot calls its slot op: each way of execution passes the features of its networks as [E, N, ...].
+# How a slot calls its slot op: each way of execution passes the features of its networks as [E, N, ...], and the source
+# that the slot's hook recorded in this pass.
 
 
-def _apply_from_vmap(slot_op: SlotOp, features: Tensor, inputs: Tensor, source: Tensor | None) -> Tensor:
-    return cast(Tensor, _LeaveVmap.apply(features, inputs, source, slot_op))
+def _apply_to_stack(slot_op: SlotOp, hook: SourceHook | None, features: Tensor, inputs: Tensor) -> Tensor:
+    return slot_op(features, inputs, None if hook is None else hook.inputs)
 
 
-def _apply_to_merged(networks: int, slot_op: SlotOp, features: Tensor, inputs: Tensor, source: Tensor | None) -> Tensor:
-    source = None if source is None else split_networks(source, networks)
+def _apply_from_vmap(slot_op: SlotOp, hook: SourceHook | None, features: Tensor, inputs: Tensor) -> Tensor:
+    return cast(Tensor, _LeaveVmap.apply(features, inputs, None if hook is None else hook.inputs, slot_op))
+
+
+def _apply_to_merged(
+    networks: int, slot_op: SlotOp, hook: SourceHook | None, features: Tensor, inputs: Tensor
+) -> Tensor:
+    source = None if hook is None or hook.inputs is None else split_networks(hook.inputs, networks)
     return merge_networks(slot_op(split_networks(features, networks), split_networks(inputs, networks), source))
 
 
-def _apply_to_one(slot_op: SlotOp, features: Tensor, inputs: Tensor, source: Tensor | None) -> Tensor:
-    source = None if source is None else source.unsqueeze(0)
+def _apply_to_one(slot_op: SlotOp, hook: SourceHook | None, features: Tensor, inputs: Tensor) -> Tensor:
+    source = None if hook is None or hook.inputs is None else hook.inputs.unsqueeze(0)
     return slot_op(features.unsqueeze(0), inputs.unsqueeze(0), source).squeeze(0)
-
-
-def _apply(slot_op: SlotOp, features: Tensor, inputs: Tensor, source: Tensor | None) -> Tensor:
-    return slot_op(features, inputs, source)
-
-
-_Apply = Callable[[SlotOp, Tensor, Tensor, Tensor | None], Tensor]
-
-
-def _run_in_slot(apply: _Apply, slot_op: SlotOp, source: SourceHook | None, features: Tensor, inputs: Tensor) -> Tensor:
-    """The output of a slot: its slot op applied to the features, with what the source hook recorded in this pass."""
-    return apply(slot_op, features, inputs, None if source is None else source.inputs)
 
 
 class Execution:
@@ -364,7 +356,7 @@ class Execution:
         otherwise under a vmap over networks.
         """
         if self._stacks:
-            self._set_slot_ops(slot_ops, _apply)
+            self._set_slot_ops(slot_ops, _apply_to_stack)
             return self._call(parameters, buffers, inputs)
         if self._merges:
             networks = len(inputs)
@@ -403,7 +395,7 @@ class Execution:
     def can_share_prefixes(self, example_input: Tensor) -> bool:
         """Whether every slot may append variants to the batch, which fails if a connection bypasses a slot.
 
-        In the trial, every slot appends a copy of the first examples, and the host must return copies of its outputs.
+        Every slot is made to append a copy of the first examples, and the host must return copies of its outputs.
         With a bypass, a tensor from before the slot no longer fits one from after it. Features must also pass the slots
         in order.
         """
@@ -435,10 +427,10 @@ class Execution:
         """Put the hosts into training or evaluation mode."""
         self._model.host.train(mode)
 
-    def _set_slot_ops(self, slot_ops: Sequence[SlotOp | None], apply: _Apply) -> None:
+    def _set_slot_ops(self, slot_ops: Sequence[SlotOp | None], apply: Callable[..., Tensor]) -> None:
         self._set_slot_modules(
             [
-                None if slot_op is None else partial(_run_in_slot, apply, slot_op, slot.source)
+                None if slot_op is None else partial(apply, slot_op, slot.source)
                 for slot, slot_op in zip(self._slots, slot_ops, strict=True)
             ]
         )

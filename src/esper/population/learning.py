@@ -14,15 +14,14 @@ from torch.nn import functional as F
 from esper.engine.gradients import assess_health
 from esper.engine.measurements import TrainingReport
 from esper.lifecycle.stages import Stage
-from esper.lifecycle.table import SeedTable
 from esper.numerics.arrays import Bools, Floats, Ints
 from esper.numerics.deferred import Deferred
 from esper.numerics.random_streams import Stream, torch_generator
 from esper.population.forward import ForwardPass, prepare_forward, select_blended, select_isolated
-from esper.population.optimizers import clip_by_network, optimizer_step
 from esper.population.parameters import FlatParameters, SeedBank, SeedKind, StackedParameters, pad_to_shape
 from esper.population.population import Population
 from esper.tasks.instance import Data
+from esper.tasks.suite import OptimizerSettings
 
 
 class Batch(NamedTuple):
@@ -85,7 +84,10 @@ def start_training(
 
     # Seeds of the latest decision do not take part yet. They are the last rows of their bank, so the other rows are a
     # view, and no minibatch has to gather them.
-    banks = {kind: bank.head(_count_taking_part(table, kind, bank)) for kind, bank in population.banks.items()}
+    banks: dict[SeedKind, SeedBank] = {}
+    for kind, bank in population.banks.items():
+        taking_part = table.stage[bank.block.owners.numpy(), kind.slot] != Stage.GERMINATED
+        banks[kind] = bank.head(int(taking_part.nonzero()[0].max(initial=-1)) + 1)
     blocks = [host, *(bank.block for bank in banks.values())]
 
     # The passes are valid for all minibatches, because seeds change only with decisions.
@@ -183,12 +185,6 @@ def make_generators(population: Population, *, isolated: bool) -> list[torch.Gen
     ]
 
 
-def _count_taking_part(table: SeedTable, kind: SeedKind, bank: SeedBank) -> int:
-    """The number of rows of the bank up to the last seed that is past the stage of germination."""
-    taking_part = table.stage[bank.block.owners.numpy(), kind.slot] != Stage.GERMINATED
-    return int(taking_part.nonzero()[0].max(initial=-1)) + 1
-
-
 def _locate_gradients(flat: FlatParameters, blocks: Sequence[StackedParameters]) -> Tensor:
     """The place of each value's gradient, int64 ``[V]``, in the concatenated gradients of ``blocks``.
 
@@ -240,6 +236,69 @@ def _make_report(
         settings=population.config.gradient_health,
     )
     return TrainingReport(losses, accuracies, host_norms[-1], seed_norms[-1], health)
+
+
+# Row-wise optimizers: every row of a `FlatParameters` has its own learning rate and step count. Each gives the same
+# result as its namesake in `torch.optim` applied to the row's module alone.
+
+ADAM_EPSILON = 1e-8
+CLIP_EPSILON = 1e-6
+
+
+@torch.no_grad()
+def optimizer_step(flat: FlatParameters, gradient: Tensor, learning: Tensor, settings: OptimizerSettings) -> None:
+    """Take one step in place on the rows ``learning``, bool ``[R]``; other rows keep their values and step counts.
+
+    The gradient ``[V]`` must be zero in rows that are not learning.
+    """
+    step = _step_adamw if settings.name == "adamw" else _step_sgd
+    step(flat, gradient, learning.to(flat.steps), settings)
+
+
+def _step_adamw(flat: FlatParameters, gradient: Tensor, learning: Tensor, settings: OptimizerSettings) -> None:
+    """AdamW, Loshchilov and Hutter 2019, with the bias correction of Kingma and Ba 2015, algorithm 1.
+
+    As they remark, a step ``rate * (mean / c1) / (sqrt(square / c2) + epsilon)`` costs less as
+    ``(rate * sqrt(c2) / c1) * mean / (sqrt(square) + epsilon * sqrt(c2))``, whose factors are of rows, not of values.
+    """
+    # Bias corrections by row: seeds are younger than their hosts.
+    beta1, beta2 = settings.betas
+    flat.steps.add_(learning)
+    steps = flat.steps.clamp(min=1)
+    rate = flat.learning_rates * learning
+    root = (1 - beta2**steps).sqrt()
+    # All rows at once: those that do not learn have a rate of zero.
+    mean, square = flat.moments["mean"], flat.moments["square"]
+    mean.lerp_(gradient, 1 - beta1)
+    square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+    # Decoupled weight decay, then the step.
+    if settings.weight_decay:
+        flat.values.mul_(flat.expand_rows(1 - rate * settings.weight_decay))
+    denominator = square.sqrt().add_(flat.expand_rows(ADAM_EPSILON * root))
+    factor = flat.expand_rows(rate * root / (1 - beta1**steps))
+    flat.values.addcdiv_(factor.mul_(mean), denominator, value=-1)
+
+
+def _step_sgd(flat: FlatParameters, gradient: Tensor, learning: Tensor, settings: OptimizerSettings) -> None:
+    """SGD with momentum as `torch.optim.SGD`: the velocity starts as the first gradient, without dampening."""
+    flat.steps.add_(learning)
+    if settings.weight_decay:
+        gradient = torch.addcmul(gradient, flat.expand_rows(settings.weight_decay * learning), flat.values)
+    velocity = flat.moments["velocity"]
+    velocity.mul_(settings.momentum).add_(gradient)
+    flat.values.addcmul_(flat.expand_rows(flat.learning_rates * learning), velocity, value=-1)
+
+
+@torch.no_grad()
+def clip_by_network(flat: FlatParameters, gradient: Tensor, clip_norm: float) -> Tensor:
+    """The gradient ``[V]``, scaled so that no network's total norm exceeds ``clip_norm``.
+
+    The factor is that of `torch.nn.utils.clip_grad_norm_`: ``min(1, clip_norm / (norm + 1e-6))``.
+    """
+    owners = flat.owners.to(gradient.device, non_blocking=True)
+    norms = flat.sum_by_network(gradient.square()).sqrt()
+    factors = (clip_norm / (norms + CLIP_EPSILON)).clamp(max=1)
+    return gradient * flat.expand_rows(factors[owners])
 
 
 # The data that networks learn from.

@@ -54,10 +54,6 @@ class ParameterLayout:
         rows = len(values)
         return {name: part.view(rows, *shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
 
-    def flatten(self, parameters: Sequence[Tensor]) -> Tensor:
-        """Join stacked parameters ``[R, *shape]``, in order, into flat rows ``[R, P]``; the inverse of `unflatten`."""
-        return torch.cat([parameter.flatten(1) for parameter in parameters], dim=1)
-
     def flatten_module(self, module: nn.Module) -> Tensor:
         """The parameters of a module as one flat row ``[P]``, padded with zeros if the module is narrower."""
         parameters = dict(module.named_parameters())
@@ -137,12 +133,6 @@ class StackedParameters:
             for name, shape in shapes.items()
         }
 
-    def with_rows(
-        self, values: Tensor, buffers: Mapping[str, Tensor], learning_rates: Tensor, owners: Tensor
-    ) -> StackedParameters:
-        """The stack with ``r`` additional rows ``[r, P]``, with zero moments and no steps taken."""
-        return self.join(self.make_rows(values, buffers, learning_rates, owners))
-
     def reset_rows(
         self, rows: Tensor, values: Tensor, buffers: Mapping[str, Tensor], learning_rates: Tensor
     ) -> StackedParameters:
@@ -175,11 +165,8 @@ class StackedParameters:
     ) -> StackedParameters:
         """Rows of this architecture, dtype and device, with zero moments and no steps taken."""
         count = values.shape[0]
-        if values.shape != (count, self.layout.size) or learning_rates.shape != (count,) or owners.shape != (count,):
-            raise ValueError(
-                f"rows {tuple(values.shape)}, learning rates {tuple(learning_rates.shape)} and owners "
-                f"{tuple(owners.shape)} must be [r, {self.layout.size}], [r] and [r]"
-            )
+        assert values.shape == (count, self.layout.size)
+        assert learning_rates.shape == owners.shape == (count,)
         zeros = self.values.new_zeros(count, self.layout.size)
         return StackedParameters(
             self.layout,
@@ -242,8 +229,10 @@ class FlatParameters:
         """Copies of all rows of ``blocks`` in one vector."""
         return cls._view_blocks(
             [(block.layout, len(block), block.buffers) for block in blocks],
-            values=concatenate_flat([block.values for block in blocks]),
-            moments={name: concatenate_flat([block.moments[name] for block in blocks]) for name in blocks[0].moments},
+            values=torch.cat([block.values.flatten() for block in blocks]),
+            moments={
+                name: torch.cat([block.moments[name].flatten() for block in blocks]) for name in blocks[0].moments
+            },
             steps=torch.cat([block.steps for block in blocks]),
             learning_rates=torch.cat([block.learning_rates for block in blocks]),
             owners=torch.cat([block.owners for block in blocks]),
@@ -371,11 +360,6 @@ class FlatParameters:
         return torch.from_numpy(rows).to(self.values.device, non_blocking=True)
 
 
-def concatenate_flat(tensors: Sequence[Tensor]) -> Tensor:
-    """Concatenate one tensor ``[R, P]`` per block into a vector ``[V]``."""
-    return torch.cat([tensor.reshape(-1) for tensor in tensors])
-
-
 class SeedKind(NamedTuple):
     """A slot and a blueprint: seeds of one kind have the same shapes and are computed in the same way."""
 
@@ -412,11 +396,6 @@ class SeedBank:
 
     def __len__(self) -> int:
         return len(self.block)
-
-    def create_bank(self, seeds: Sequence[SeedModule], learning_rates: Tensor, owners: Tensor) -> SeedBank:
-        """A bank of only these seeds, with ``learning_rates [r]`` and int64 ``owners [r]``."""
-        values, buffers = self.block.stack_modules(seeds)
-        return replace(self, block=self.block.make_rows(values, buffers, learning_rates, owners))
 
     def head(self, count: int) -> SeedBank:
         """The bank's first ``count`` seeds, as views."""

@@ -31,7 +31,6 @@ from esper.numerics.arrays import Bools, Floats, Ints
 from esper.numerics.random_streams import module_generator
 from esper.population.execution import Execution
 from esper.population.host_checks import require_bf16, require_splittable_minibatches
-from esper.population.optimizers import MOMENT_NAMES
 from esper.population.parameters import (
     FlatParameters,
     PopulationParameters,
@@ -135,6 +134,8 @@ class NetworkSpecs:
         return blend_blueprint(blueprint, site, kind.blend)
 
 
+MOMENT_NAMES: dict[str, tuple[str, ...]] = {"adamw": ("mean", "square"), "sgd": ("velocity",)}
+"""Names of the optimizer state of each row, by optimizer."""
 Strategy = Literal["stacked", "looped"]
 """How the networks are computed, with the same results: as one program, or one after the other."""
 StrategyChoice = Strategy | Literal["auto"]
@@ -230,7 +231,7 @@ class Population:
         # A value, its gradient and its moments.
         bytes_per_parameter = config.dtype.itemsize * (2 + len(self._moment_names))
         empty = StackedParameters.empty(template, self._moment_names, config.dtype, config.device)
-        host = empty.with_rows(
+        host = empty.make_rows(
             empty.values.new_zeros(self.size, empty.layout.size),
             {name: buffer.new_zeros(self.size, *buffer.shape[1:]) for name, buffer in empty.buffers.items()},
             learning_rates=torch.zeros(self.size),
@@ -307,18 +308,15 @@ class Population:
         banks: dict[SeedKind, SeedBank] = {}
         for kind, owners in group_by_kind(changes, changes.born).items():
             seeds = [specs.create_seed(owner, kind, int(germinations[owner, kind.slot])) for owner in owners.tolist()]
-            rates = torch.from_numpy(specs.learning_rates[owners])
-            banks[kind] = self._get_empty_bank(kind).create_bank(seeds, rates, torch.from_numpy(owners))
+            if kind not in self._empty_banks:
+                # The template's own weights are never used.
+                blueprint, site, config = self.specs.kinds[kind.blueprint], self.execution.sites[kind.slot], self.config
+                template = blend_blueprint(blueprint(site, torch.Generator().manual_seed(0)), site, kind.blend)
+                self._empty_banks[kind] = SeedBank.empty(template, self._moment_names, config.dtype, config.device)
+            bank, rates = self._empty_banks[kind], torch.from_numpy(specs.learning_rates[owners])
+            rows = bank.block.make_rows(*bank.block.stack_modules(seeds), rates, torch.from_numpy(owners))
+            banks[kind] = replace(bank, block=rows)
         return banks
-
-    def _get_empty_bank(self, kind: SeedKind) -> SeedBank:
-        if kind not in self._empty_banks:
-            # The template's own weights are never used.
-            blueprint, site = self.specs.kinds[kind.blueprint], self.execution.sites[kind.slot]
-            template = blend_blueprint(blueprint(site, torch.Generator().manual_seed(0)), site, kind.blend)
-            config = self.config
-            self._empty_banks[kind] = SeedBank.empty(template, self._moment_names, config.dtype, config.device)
-        return self._empty_banks[kind]
 
     @property
     def _affordable(self) -> Bools:

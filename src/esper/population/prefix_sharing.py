@@ -149,17 +149,17 @@ def toggle_slots(population: Population, slots: Sequence[int]) -> Variants:
     return Variants(ActiveSeeds(table.owning, alpha), toggled_alpha, toggled)
 
 
-def forward_variants(population: Population, variants: Variants, inputs: Tensor, *, shared: bool) -> Tensor:
+def forward_variants(population: Population, variants: Variants, inputs: Tensor) -> Tensor:
     """Outputs ``[E, V, N, ...]`` of all V variants on ``inputs`` ``[E, N, ...]``.
 
-    With ``shared``, layers before a slot are computed once for variants that differ only from there on. This is not
-    possible for hosts with a skip connection across a slot. For these, and as the reference, the batch is replicated.
+    Where the population shares prefixes, layers before a slot are computed once for variants that differ only from
+    there on. This is not possible for hosts with a skip connection across a slot: for these, the batch is replicated.
     """
     most = population.config.examples_per_pass
     if most is not None and inputs.shape[1] > most:
-        parts = [forward_variants(population, variants, part, shared=shared) for part in torch.split(inputs, most, 1)]
+        parts = [forward_variants(population, variants, part) for part in torch.split(inputs, most, 1)]
         return torch.cat(parts, 2)
-    examples, count = inputs.shape[1], len(variants.toggled)
+    examples, count, shared = inputs.shape[1], len(variants.toggled), population.shares_prefixes
     plan = plan_shared_prefixes(variants.toggled) if shared else plan_replicas(variants.toggled)
     batch = inputs if shared else inputs.repeat(1, count, *[1] * (inputs.dim() - 2))
 

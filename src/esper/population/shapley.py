@@ -184,12 +184,10 @@ memory and do not change results."""
 
 
 @torch.inference_mode()
-def measure_variant_values(
-    population: Population, active: ActiveSeeds, batch: Batch, off: Bools, *, shared: bool
-) -> Floats:
+def measure_variant_values(population: Population, active: ActiveSeeds, batch: Batch, off: Bools) -> Floats:
     """Accuracy and negative mean loss in nats, ``[2, E, V]``, of V variants of each network.
 
-    ``off`` ``[V, E, S]`` are the seeds that are switched off in each variant; ``shared`` is as in `forward_variants`.
+    ``off`` ``[V, E, S]`` are the seeds that are switched off in each variant.
     """
     population.execution.train(False)
     off = off & active.slots
@@ -206,7 +204,7 @@ def measure_variant_values(
         total = torch.zeros(2, networks, len(group), dtype=torch.float64, device=batch.labels.device)
         parts = torch.split(batch.inputs, chunk, 1), torch.split(batch.labels, chunk, 1)
         for inputs, labels in zip(*parts, strict=True):
-            logits = forward_variants(population, toggled, inputs, shared=shared)
+            logits = forward_variants(population, toggled, inputs)
             losses, accuracies, *_ = score_variants(logits, labels)
             total += torch.stack([accuracies, -losses]).to(total) * labels.shape[1]
         values += to_arrays(total / batch.labels.shape[1])
@@ -252,18 +250,15 @@ def attribute_networks(
     active: ActiveSeeds | None = None,
     *,
     pairs: int = PAIRS,
-    shared: bool = True,
 ) -> Attribution:
     """Shapley values, on ``batch``, of the seeds that take part in the forward pass, blended or fossilized.
 
     Each seed at its current alpha is compared with its absence. ``active`` selects other seeds; `select_committed`, for
     instance, selects the fossils. Values are exact for up to `MOST_EXACT` seeds in a network. For more, they are
     estimated from ``pairs`` pairs of orders or, without ``rng``, from pairs of seeds (`solve_game`). The values of a
-    network depend only on the network, its batch and ``rng``, which draws the same orders for all networks. ``shared``
-    is as in `forward_variants`.
+    network depend only on the network, its batch and ``rng``, which draws the same orders for all networks.
     """
     active = select_blended(population) if active is None else active
-    shared = shared and population.shares_prefixes
     players, slots = active.slots, np.arange(active.slots.shape[1], dtype=np.int64)
     shape, networks_shape = (2, *players.shape), (2, len(players))
     attribution = Attribution(
@@ -292,7 +287,7 @@ def attribute_networks(
     def compute_values(network: Ints, player: Ints, slot: Ints, coalitions: Bools) -> Floats:
         off = np.zeros((len(coalitions), *players.shape), np.bool_)
         off[:, network, slot] = ~coalitions[:, player]
-        return measure_variant_values(population, active, batch, off, shared=shared)
+        return measure_variant_values(population, active, batch, off)
 
     for networks, player_slots in games:
         network, player = (player_slots != NO_PLAYER).nonzero()

@@ -63,10 +63,6 @@ class Snapshots:
         flat = _copy_buffers(FlatParameters.gather(sources, list(pieces.values()), ()))
         return Snapshots(flat, kinds, np.where(networks[:, None], state.germinations * state.table.owning, self.births))
 
-    def contains_seeds(self, germinations: Ints) -> Bools:
-        """``[E, S]``: whether the snapshot has the newest seed of a slot, the last that ``germinations`` counts."""
-        return (self.births == germinations) & (germinations > 0)
-
 
 def roll_back(population: Population, networks: Bools, snapshots: Snapshots) -> Transitions:
     """Restore ``networks``, bool ``[E]``, from their snapshots; all others stay unchanged.
@@ -74,9 +70,10 @@ def roll_back(population: Population, networks: Bools, snapshots: Snapshots) -> 
     The values of hosts, buffers and fossils are restored, with fresh optimizer state. Live seeds are pruned, and so are
     fossils that germinated after the snapshot, because no good values of them exist.
     """
-    # Only fossils that are in the snapshot stay.
+    # Only fossils that are in the snapshot stay: the newest seeds of their slots, then and now.
     state, chosen = population.state, torch.from_numpy(networks)
-    fossils = (state.table.stage == Stage.FOSSILIZED) & snapshots.contains_seeds(state.germinations)
+    contained = (snapshots.births == state.germinations) & (state.germinations > 0)
+    fossils = (state.table.stage == Stage.FOSSILIZED) & contained
     table, changes = remove_seeds(state.table, networks[:, None] & ~fossils)
 
     # Restore the values of hosts and of these fossils.

@@ -29,7 +29,7 @@ from esper.population.population import StrategyChoice
 from esper.rl.episodes import Episodes, FinalScore, StepResult
 from esper.rl.rewards import OUTCOME, RewardSpec, assign_rewards
 from esper.tasks.registry import get_suite
-from esper.tasks.suite import Split, Suite
+from esper.tasks.suite import Split
 from esper.tasks.suite_files import allow_file, split_name
 
 Array = NDArray[Any]
@@ -111,6 +111,11 @@ class Growth:
         return self._episodes
 
     @property
+    def action_space(self) -> spaces.MultiDiscrete:
+        """One choice per head, in the order of `esper.lifecycle.actions.Head`."""
+        return spaces.MultiDiscrete(list(count_choices(len(self.suite.sites), len(self.suite.blueprints))))
+
+    @property
     def observation_space(self) -> spaces.Dict:
         """One network's observation: the declared features in their declared ranges, and the flat action mask.
 
@@ -122,7 +127,7 @@ class Growth:
             "globals": _make_box(features.globals, ()),
             "slots": _make_box(features.slots, (slots,)),
             "blueprints": _make_box(features.blueprints, (slots, blueprints)),
-            "action_mask": spaces.MultiBinary(sum(count_suite_choices(self.suite))),
+            "action_mask": spaces.MultiBinary(int(self.action_space.nvec.sum())),
         }
         return spaces.Dict(parts)
 
@@ -172,16 +177,6 @@ class Growth:
     def observe(self) -> Arrays:
         """The current observation, as returned by `make_observation_arrays`."""
         return make_observation_arrays(self.episodes.observe(), self.masks)
-
-
-def count_suite_choices(suite: Suite) -> tuple[int, ...]:
-    """The number of choices of each of the eight heads on a suite."""
-    return count_choices(len(suite.sites), len(suite.blueprints))
-
-
-def make_action_space(suite: Suite) -> spaces.MultiDiscrete:
-    """One choice per head, in the order of `esper.lifecycle.actions.Head`."""
-    return spaces.MultiDiscrete(list(count_suite_choices(suite)))
 
 
 def _make_box(features: Sequence[Feature], leading: tuple[int, ...]) -> spaces.Box:
@@ -243,7 +238,7 @@ class GrowthVectorEnv(VectorEnv[Arrays, Array, Array]):
         self.growth = Growth(num_envs, GrowthSettings.parse(settings))
         self.num_envs = num_envs
         self.single_observation_space = self.growth.observation_space
-        self.single_action_space = make_action_space(self.growth.suite)
+        self.single_action_space = self.growth.action_space
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self._generators: list[np.random.Generator | None] = [None] * num_envs
@@ -271,7 +266,7 @@ class GrowthVectorEnv(VectorEnv[Arrays, Array, Array]):
         """One decision per network, integers ``[E, 8]``.
 
         Raises:
-            IllegalActionError: ``actions`` is no integer array of that shape.
+            IllegalActionError: ``actions`` is not an integer array of that shape.
             ResetNeeded: an episode has ended, or none was begun.
         """
         if not self.growth.has_episodes:
@@ -418,13 +413,13 @@ class GrowthEnv(gymnasium.Env[dict[str, Any], Array]):
     def __init__(self, **settings: Any) -> None:
         self.growth = Growth(1, GrowthSettings.parse(settings))
         self.observation_space = self.growth.observation_space
-        self.action_space = make_action_space(self.growth.suite)
+        self.action_space = self.growth.action_space
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Arrays, dict[str, Any]]:
         """Start a new episode on an instance drawn from ``np_random``.
 
         Raises:
-            ConfigError: there are no options.
+            ConfigError: an option is given.
         """
         super().reset(seed=seed)
         if options:
@@ -436,7 +431,7 @@ class GrowthEnv(gymnasium.Env[dict[str, Any], Array]):
         """One decision, integers ``[8]``.
 
         Raises:
-            IllegalActionError: ``action`` is no integer array of that shape.
+            IllegalActionError: ``action`` is not an integer array of that shape.
             ResetNeeded: the episode has ended, or none was begun.
         """
         if not self.growth.has_episodes or self.growth.episodes.finished[0]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
-from typing import NamedTuple, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -166,24 +166,21 @@ def average_active_heads(figures: Tensor, occurrences: Tensor, weights: Tensor |
     return (figures * (weights * active / active.sum().clamp(min=1))).sum()
 
 
-class PolicyChange(NamedTuple):
-    """How far the policy has moved from the one that acted, all 0-d."""
-
-    kl: Tensor
-    """k3 estimate of KL(old || new): the mean of r - 1 - log r >= 0 (Schulman, "Approximating KL divergence", 2020)."""
-    clipped: Tensor
-    """Fraction of decisions whose ratio lies outside the clip range."""
-    deviation: Tensor
-    """Largest |r - 1|."""
-
-
 @torch.no_grad()
-def measure_change(log_prob: Tensor, old_log_prob: Tensor, clip: float, count: Tensor) -> PolicyChange:
-    """The change of the policy by the probability ratios r of whole actions, whichever ratio the surrogate clips."""
+def measure_change(log_prob: Tensor, old_log_prob: Tensor, clip: float, count: Tensor) -> dict[str, Tensor]:
+    """How far the policy has moved from the one that acted, by the probability ratios r of whole actions; all 0-d.
+
+    ``kl`` is the k3 estimate of KL(old || new): the mean of r - 1 - log r >= 0 (Schulman, "Approximating KL
+    divergence", 2020); ``clip_fraction`` that of ratios outside the clip range, whichever ratio the surrogate clips;
+    ``deviation`` the largest |r - 1|.
+    """
     log_ratio = _bound_log_ratio(log_prob, old_log_prob)
     change = log_ratio.exp() - 1
-    kl = (change - log_ratio).sum() / count
-    return PolicyChange(kl, (change.abs() > clip).sum() / count, change.abs().amax())
+    return {
+        "kl": (change - log_ratio).sum() / count,
+        "clip_fraction": (change.abs() > clip).sum() / count,
+        "deviation": change.abs().amax(),
+    }
 
 
 @torch.no_grad()
@@ -416,8 +413,8 @@ class PPO:
                 means = {
                     "policy_loss": surrogate,
                     "value_loss": error,
-                    "kl": change.kl,
-                    "clip_fraction": change.clipped,
+                    "kl": change["kl"],
+                    "clip_fraction": change["clip_fraction"],
                     "head_entropy": entropies,
                     "head_share": is_open.sum((0, 1)) / count,
                     "head_clip_fraction": average_per_head(clipped, is_open, choices),
@@ -427,7 +424,7 @@ class PPO:
                 }
                 parts.append({name: figure.detach() for name, figure in means.items()})
                 head_deviation = ((ratio - 1).abs() * is_open).amax((0, 1))
-                largest.append({"deviation": change.deviation, "head_deviation": head_deviation})
+                largest.append({"deviation": change["deviation"], "head_deviation": head_deviation})
         figures = merge_arrays(lambda column: torch.stack(column).sum(0), parts)
         figures |= merge_arrays(lambda column: torch.stack(column).amax(0), largest)
         return {**figures, "head_choices": choices.to(figures["kl"].dtype)}

@@ -26,7 +26,7 @@ from itertools import count
 from multiprocessing.context import SpawnContext, SpawnProcess
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any, Generic, Literal, Self, TypeVar
+from typing import Annotated, Any, Generic, Literal, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
 
 import torch
 import tyro
@@ -406,13 +406,14 @@ LOCAL = Backend()
 """Processes of this machine."""
 
 
-class DeviceTask(ABC):
+@runtime_checkable
+class DeviceTask(Protocol):
     """A task that is computed on one device."""
 
     @property
-    @abstractmethod
     def device(self) -> str:
         """The device on which the task is computed, as torch names it."""
+        ...
 
 
 def find_device(task: object) -> str:
@@ -448,14 +449,9 @@ def require_devices(names: Iterable[str], workers: Workers) -> None:
     workers.map(_require_device, [_DeviceCheck(name) for name in sorted(set(names) - {CPU})])
 
 
-@dataclass(frozen=True)
-class _DeviceCheck(DeviceTask):
-    name: str
-
-    @property
-    def device(self) -> str:
-        return self.name
+class _DeviceCheck(NamedTuple):
+    device: str
 
 
-def _require_device(task: DeviceTask) -> None:
+def _require_device(task: _DeviceCheck) -> None:
     require_device(task.device)
