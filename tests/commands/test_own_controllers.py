@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from esper.control.own import load_controller
 from esper.errors import ConfigError
 from esper.tasks.suite_files import FILES
 from factories import Loop
-from train.runs import TINY, short_suite
+from train.runs import TINY
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "own-controller.md"
 SUITE = """
@@ -43,18 +42,11 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-@pytest.fixture
-def _short_suite() -> Iterator[None]:
-    with short_suite():
-        yield
-
-
 def last_json(text: str) -> dict[str, Any]:
     return json.loads(text.splitlines()[-1])
 
 
 @pytest.mark.landing
-@pytest.mark.usefixtures("_short_suite")
 def test_the_page_ends_with_a_command_that_benchmarks_its_controller(file: Path, capsys: Capture):
     command = re.search(r"^esper (evaluate --controller eager\.py:Eager .*)$", PAGE.read_text(), re.MULTILINE)
     words = command[1].replace("eager.py", str(file)).replace("tokens", "short").replace("256", "4").split()
@@ -78,7 +70,6 @@ def test_a_controller_and_a_suite_of_one_file_reach_other_processes(file: Path, 
 
 
 @pytest.mark.landing
-@pytest.mark.usefixtures("_short_suite")
 def test_a_search_is_measured_beside_it(file: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("esper.commands.bench.WORKERS", 1)
     words = ["bench", "search", f"--controller={file}:Eager", "--suite", "short", "--instances", "2", "--json"]
@@ -88,7 +79,6 @@ def test_a_search_is_measured_beside_it(file: Path, capsys: Capture, monkeypatch
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("_short_suite")
 def test_it_plays_beside_the_arms_of_a_comparison_until_its_file_changes(file: Path, tmp_path: Path, capsys: Capture):
     config = tmp_path / "a.yaml"
     config.write_text("iterations: 1\n")

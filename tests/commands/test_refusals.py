@@ -5,7 +5,6 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -18,7 +17,7 @@ from esper.dash import app
 from esper.runs.run_directory import RUN_ADVICE, RunDirectory
 from esper.train.workers import Backend
 from factories import Loop
-from train.runs import TINY, short_suite
+from train.runs import TINY
 
 Capture = pytest.CaptureFixture[str]
 
@@ -165,12 +164,6 @@ BRIEFLY = {"evaluate": ["--instances", "2", "--transfer", "0"]}
 GOOD_FOR = {"train": {"evaluate", "train resumes it"}, "own": set[str]()}
 """Which commands besides readers of any run take which."""
 FOR_ALL = {"report", "runs"}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _short_suite() -> Iterator[None]:
-    with short_suite():
-        yield
 
 
 @pytest.fixture(scope="module")

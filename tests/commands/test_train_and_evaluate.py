@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from esper.runs.store import RunStore
 from esper.serialization.checkpoints import Checkpoints
 from esper.train.iteration import Iteration
 from esper.train.trainer import Trainer
-from train.runs import TINY, short_suite
+from train.runs import TINY
 
 pytestmark = pytest.mark.landing
 
@@ -29,12 +28,6 @@ Capture = pytest.CaptureFixture[str]
 
 def options(*overrides: str) -> list[str]:
     return [word for override in (*TINY, *overrides) for word in ("--set", override)]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _short_suite() -> Iterator[None]:
-    with short_suite():
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """Comparisons of ways to train: trials share instances, take turns, and are resumable; all outputs agree."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,17 +10,11 @@ from esper.errors import ConfigError
 from esper.lab.experiment import Experiment, Trial, run_experiment
 from esper.train.evaluation import evaluate_controllers
 from esper.train.iteration import Iteration
-from train.runs import TINY, short_suite, tiny
+from train.runs import TINY, tiny
 
 pytestmark = pytest.mark.landing
 
 Capture = pytest.CaptureFixture[str]
-
-
-@pytest.fixture
-def _short_suite() -> Iterator[None]:
-    with short_suite():
-        yield
 
 
 def unseen(done: int, total: int, trial: Trial, iteration: Iteration | None) -> None:
@@ -33,7 +26,6 @@ def experiment(folder: Path, seeds: int = 2, instances: int = 6) -> Experiment:
     return Experiment(folder, arms, seeds, instances)
 
 
-@pytest.mark.usefixtures("_short_suite")
 def test_arms_take_turns_at_going_first(tmp_path: Path) -> None:
     assert experiment(tmp_path).list_trials() == [
         Trial("plain", 0),
@@ -43,7 +35,6 @@ def test_arms_take_turns_at_going_first(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.usefixtures("_short_suite")
 def test_every_policy_plays_the_same_instances_and_what_is_done_is_not_done_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -71,7 +62,6 @@ def test_every_policy_plays_the_same_instances_and_what_is_done_is_not_done_agai
     assert again == whole
 
 
-@pytest.mark.usefixtures("_short_suite")
 def test_other_settings_in_the_same_place_are_refused(tmp_path: Path) -> None:
     run_experiment(experiment(tmp_path, seeds=1), unseen)
     changed = Experiment(tmp_path, {"plain": tiny("iterations=2"), "sparse": tiny("iterations=1")}, 1, 6)
@@ -91,7 +81,6 @@ def test_suites_do_not_mix(tmp_path: Path) -> None:
         Experiment(tmp_path, arms, 1, 6)
 
 
-@pytest.mark.usefixtures("_short_suite")
 def test_the_command_says_who_is_better(tmp_path: Path, capsys: Capture) -> None:
     for name in ("a", "b"):
         (tmp_path / f"{name}.yaml").write_text("iterations: 1\n")
@@ -111,7 +100,6 @@ def test_the_command_says_who_is_better(tmp_path: Path, capsys: Capture) -> None
     assert record["arms"] is None
 
 
-@pytest.mark.usefixtures("_short_suite")
 def test_one_configuration_can_be_held_against_all_arms(tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "a.yaml").write_text("iterations: 1\n")
     runs = tmp_path / "runs"

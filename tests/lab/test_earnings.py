@@ -1,7 +1,6 @@
 """What kept seeds earned: measured on the committed networks, stored with the behaviour, and summed up."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,17 +37,11 @@ from esper.train.evaluation import (
 )
 from esper.train.results import KeptPair, SeedShapley, SeedValue
 from esper.train.workers import LocalWorkers
-from train.runs import ignore, short_suite, started, tiny
+from train.runs import ignore, started, tiny
 
 pytestmark = pytest.mark.landing
 
 DRIFT = 4
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _short_suite() -> Iterator[None]:
-    with short_suite():
-        yield
 
 
 def keeper() -> Controller:

@@ -1,7 +1,6 @@
 """An evaluation plays everyone on the same new instances, and its file has the measurements."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -26,17 +25,11 @@ from esper.tasks.registry import get_suite
 from esper.train.evaluation import EvaluationConfig, create_baselines, evaluate_controllers, make_evaluation_config
 from esper.train.results import read_evaluation, select_split
 from esper.train.workers import LocalWorkers
-from train.runs import ignore, short_suite, started, tiny
+from train.runs import ignore, started, tiny
 
 pytestmark = pytest.mark.landing
 
 HELDOUT, TRANSFER = 8, 3
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _short_suite() -> Iterator[None]:
-    with short_suite():
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """A sweep is an Optuna study whose trials are runs, ranked on the same instances, and it continues from its file."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ from esper.commands.sweep import CAUTION
 from esper.config.loading import load_settings
 from esper.runs.run_directory import RunDirectory
 from esper.train.settings import TrainSettings
-from train.runs import short_suite
 
 pytestmark = pytest.mark.landing
 
@@ -27,11 +25,7 @@ def suggest(trial):
 """
 
 
-@pytest.fixture(autouse=True)
-def _short_suite() -> Iterator[None]:
-    pytest.importorskip("optuna")
-    with short_suite():
-        yield
+pytest.importorskip("optuna")
 
 
 def sweep(folder: Path, *more: str) -> int:

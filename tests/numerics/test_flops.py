@@ -82,13 +82,6 @@ def test_encoders_of_torch_are_counted_as_they_are_trained(training: bool, hooke
     assert torch.backends.mha.get_fastpath_enabled()
 
 
-def test_attention_of_torch_is_counted_alone_and_as_a_part() -> None:
-    network = nn.MultiheadAttention(WIDTH, 2, batch_first=True).eval()
-    inputs = tokens()
-    found = count_flops(network, lambda: network(inputs, inputs, inputs), {"all": network})
-    assert found == (EXAMPLES * ATTENTION, {"all": EXAMPLES * ATTENTION}, "")
-
-
 GATES = {nn.RNN: 1, nn.LSTM: 4, nn.GRU: 3, nn.RNNCell: 1, nn.LSTMCell: 4, nn.GRUCell: 3}
 
 

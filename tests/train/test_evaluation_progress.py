@@ -1,7 +1,7 @@
 """What an evaluation has played is found again, exactly, and nothing else is taken for it."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,17 +27,11 @@ from esper.train.evaluation import (
 )
 from esper.train.recorder import EpisodeLog
 from esper.train.workers import LocalWorkers
-from train.runs import ignore, short_suite, started, tiny
+from train.runs import ignore, started, tiny
 
 pytestmark = pytest.mark.landing
 
 HERE = {"policy": "abc"}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _short_suite() -> Iterator[None]:
-    with short_suite():
-        yield
 
 
 @pytest.fixture(scope="module")

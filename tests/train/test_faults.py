@@ -18,7 +18,7 @@ from esper.runs.reader import RunReader
 from esper.runs.run_directory import RunDirectory
 from esper.serialization.checkpoints import Checkpoints
 from esper.train.iteration import Iteration
-from train.runs import assert_same_end, launch, resume_words, short_suite, train_words
+from train.runs import assert_same_end, launch, resume_words, train_words
 
 pytestmark = pytest.mark.landing
 
@@ -26,12 +26,6 @@ Capture = pytest.CaptureFixture[str]
 Count = Callable[[str, int], None]
 
 SETTINGS = ("iterations=4", "checkpoint_every=2", "probe_every=4")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _short_suite() -> Iterator[None]:
-    with short_suite():
-        yield
 
 
 @pytest.fixture(scope="module")

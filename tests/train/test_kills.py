@@ -3,12 +3,12 @@
 import random
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from train.runs import Launcher, assert_same_end, launcher, resume_words, train_words
+from train.runs import Launcher, assert_same_end, resume_words, train_words
 
 pytestmark = pytest.mark.landing
 
@@ -31,28 +31,22 @@ TRIES = 4
 
 
 @pytest.fixture(scope="module")
-def launch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
-    with launcher(tmp_path_factory.mktemp("launcher")) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def whole(launch: Launcher, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
+def whole(fork: Launcher, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
     """An uninterrupted run, and how long it took."""
     path = tmp_path_factory.mktemp("kills") / "whole"
     began = time.monotonic()
-    assert launch.run(train_words(path, *SETTINGS))[0] == DONE
+    assert fork.run(train_words(path, *SETTINGS))[0] == DONE
     return path, time.monotonic() - began
 
 
-def killed_and_resumed(launch: Launcher, path: Path, whole: Path, place: str | None, count: int, after: float) -> bool:
+def killed_and_resumed(fork: Launcher, path: Path, whole: Path, place: str | None, count: int, after: float) -> bool:
     """Whether the kill came before the end; either way the run ends as the whole one did."""
-    status, output = launch.run(train_words(path, *SETTINGS), place, count, after if place is None else None)
+    status, output = fork.run(train_words(path, *SETTINGS), place, count, after if place is None else None)
     assert status in (KILLED, DONE), output
     if (path / "config.yaml").exists():
-        status_then, output = launch.run(resume_words(path))
+        status_then, output = fork.run(resume_words(path))
     else:  # nothing was begun, so the directory is as good as new
-        status_then, output = launch.run(train_words(path, *SETTINGS))
+        status_then, output = fork.run(train_words(path, *SETTINGS))
     assert status_then == DONE, output
     assert_same_end(path, whole)
     return status == KILLED
@@ -62,34 +56,34 @@ def killed_and_resumed(launch: Launcher, path: Path, whole: Path, place: str | N
     ("place", "count"), [*FEW, *(pytest.param(*kill, marks=pytest.mark.slow) for kill in MANY if kill not in FEW)]
 )
 def test_a_run_survives_a_kill_at_every_place(
-    launch: Launcher, whole: tuple[Path, float], tmp_path: Path, place: str, count: int, count_figure: Count
+    fork: Launcher, whole: tuple[Path, float], tmp_path: Path, place: str, count: int, count_figure: Count
 ):
-    assert killed_and_resumed(launch, tmp_path / "run", whole[0], place, count, 0)
+    assert killed_and_resumed(fork, tmp_path / "run", whole[0], place, count, 0)
     count_figure("training runs killed and resumed bit-exactly", 1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(RANDOM))
 def test_a_run_survives_a_kill_at_any_time(
-    launch: Launcher, whole: tuple[Path, float], tmp_path: Path, seed: int, count_figure: Count
+    fork: Launcher, whole: tuple[Path, float], tmp_path: Path, seed: int, count_figure: Count
 ):
     """On a machine that has become faster meanwhile, the kill may come too late; then a run is killed sooner."""
     after = random.Random(seed).random() * whole[1]
-    runs = (killed_and_resumed(launch, tmp_path / f"run{n}", whole[0], None, 0, after / 2**n) for n in range(TRIES))
+    runs = (killed_and_resumed(fork, tmp_path / f"run{n}", whole[0], None, 0, after / 2**n) for n in range(TRIES))
     assert any(runs), "no run was killed"
     count_figure("training runs killed and resumed bit-exactly", 1)
 
 
 @pytest.mark.slow
 def test_a_run_survives_one_kill_after_another(
-    launch: Launcher, whole: tuple[Path, float], tmp_path: Path, count_figure: Count
+    fork: Launcher, whole: tuple[Path, float], tmp_path: Path, count_figure: Count
 ):
     path, kills = tmp_path / "run", [("no manifest", 1), ("baselines", 5), ("probe", 3), ("update", 2), ("rollout", 2)]
     words = train_words(path, *SETTINGS)
     for place, count in kills:
-        assert launch.run(words, place, count)[0] == KILLED
+        assert fork.run(words, place, count)[0] == KILLED
         words = resume_words(path)
-    assert launch.run(words)[0] == DONE
+    assert fork.run(words)[0] == DONE
     assert_same_end(path, whole[0])
     count_figure("training runs killed and resumed bit-exactly", len(kills))
 
@@ -100,18 +94,18 @@ def results(path: Path) -> tuple[bytes, bytes]:
 
 
 @pytest.fixture(scope="module")
-def evaluated(launch: Launcher, whole: tuple[Path, float], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def evaluated(fork: Launcher, whole: tuple[Path, float], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with an evaluation that nobody interrupted."""
     path = shutil.copytree(whole[0], tmp_path_factory.mktemp("kills") / "evaluated")
-    assert launch.run(["evaluate", str(path), *EVALUATION])[0] == DONE
+    assert fork.run(["evaluate", str(path), *EVALUATION])[0] == DONE
     return path
 
 
-def evaluation_killed_and_resumed(launch: Launcher, path: Path, expected: Path, place: str, count: int) -> str:
+def evaluation_killed_and_resumed(fork: Launcher, path: Path, expected: Path, place: str, count: int) -> str:
     words = ["evaluate", str(path), *EVALUATION]
-    assert launch.run(words, place, count)[0] == KILLED
+    assert fork.run(words, place, count)[0] == KILLED
     assert not (path / "evaluation.json").exists()
-    status, output = launch.run(words)
+    status, output = fork.run(words)
     assert status == DONE, output
     assert results(path) == results(expected)
     return output
@@ -132,7 +126,7 @@ SLOW = pytest.mark.slow
     ],
 )
 def test_a_killed_evaluation_plays_only_what_is_missing(
-    launch: Launcher,
+    fork: Launcher,
     whole: tuple[Path, float],
     evaluated: Path,
     tmp_path: Path,
@@ -142,7 +136,7 @@ def test_a_killed_evaluation_plays_only_what_is_missing(
     count_figure: Count,
 ):
     path = shutil.copytree(whole[0], tmp_path / "run")
-    output = evaluation_killed_and_resumed(launch, path, evaluated, place, count)
+    output = evaluation_killed_and_resumed(fork, path, evaluated, place, count)
     taken_over = f"reused from an earlier evaluation: {kept} of 18 cohorts"
     assert taken_over in output if kept else "reused from" not in output
     count_figure("evaluations killed and resumed bit-exactly", 1)

@@ -1,7 +1,6 @@
 """Training on several suites at once, and from a policy that others trained."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,12 +24,6 @@ from esper.train.workers import Shared
 from train.runs import ignore, resumed, short_suite, started, tiny
 
 pytestmark = pytest.mark.landing
-
-
-@pytest.fixture(autouse=True)
-def _short_suite() -> Iterator[None]:
-    with short_suite():
-        yield
 
 
 MIXED = ("suite=tokens", "seed=1", "mix=[generated]", "shards=2", "iterations=2", "checkpoint_every=1", "probe_every=2")

@@ -1,7 +1,5 @@
 """Twins wait beside the networks of their groups and disturb nobody."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
@@ -14,15 +12,9 @@ from esper.train.collect import ShardResult, ShardTask, collect_rollout, create_
 from esper.train.evaluation import create_baselines, load_baseline_settings
 from esper.train.settings import TrainSettings
 from esper.train.workers import Shared
-from train.runs import short_suite, started, tiny
+from train.runs import started, tiny
 
 MODES = "reward=[outcome, shaped]"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _short_suite() -> Iterator[None]:
-    with short_suite():
-        yield
 
 
 def collected(settings: TrainSettings, shard: int = 0) -> ShardResult:

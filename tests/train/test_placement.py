@@ -43,16 +43,10 @@ from esper.train.settings import TrainSettings
 from esper.train.workers import Backend, Shared, require_devices
 from factories import iterate_arrays
 from rl.far_away import FAR, FarAway
-from train.runs import ENVIRONMENT, ignore, short_suite, started, tiny
+from train.runs import ENVIRONMENT, ignore, started, tiny
 from train.worker_tasks import Placed, find_lent_gpu
 
 pytestmark = pytest.mark.landing
-
-
-@pytest.fixture(autouse=True)
-def short():
-    with short_suite():
-        yield
 
 
 def task(settings: TrainSettings, shard: int = 0) -> ShardTask:
@@ -289,27 +283,28 @@ def test_every_task_prepares_its_device(deterministic: bool, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("playing", [True, False])
-def test_an_operation_that_cannot_be_repeated_is_a_sentence(playing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (
+            RuntimeError(
+                "adaptive_avg_pool2d_backward_cuda does not have a deterministic implementation, but you set "
+                "'torch.use_deterministic_algorithms(True)'. You can turn off determinism just for this operation"
+            ),
+            r"adaptive_avg_pool2d_backward_cuda has no kernel .*set deterministic=false",
+        ),
+        (torch.OutOfMemoryError("CUDA out of memory"), "memory ran out: set networks_per_pass"),
+    ],
+    ids=["an operation that cannot be repeated", "memory that runs out"],
+)
+def test_what_a_device_cannot_do_is_a_sentence(
+    error: Exception, sentence: str, playing: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: object) -> None:
-        raise RuntimeError(
-            "adaptive_avg_pool2d_backward_cuda does not have a deterministic implementation, but you set "
-            "'torch.use_deterministic_algorithms(True)'. You can turn off determinism just for this operation"
-        )
+        raise error
 
     monkeypatch.setattr(Execution, "run_stacked", refuse)
     settings = tiny()
     cohort = split_into_cohorts([Never()], make_evaluation_config(settings), sample_instances(settings, 0, 0))[0]
-    with pytest.raises(RunError, match=r"adaptive_avg_pool2d_backward_cuda has no kernel .*set deterministic=false"):
-        evaluate_cohort(cohort) if playing else collect_rollout(task(settings))
-
-
-@pytest.mark.parametrize("playing", [True, False])
-def test_memory_that_runs_out_is_a_sentence(playing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(Execution, "run_stacked", full)
-    settings = tiny()
-    cohort = split_into_cohorts([Never()], make_evaluation_config(settings), sample_instances(settings, 0, 0))[0]
-    with pytest.raises(RunError, match="memory ran out: set networks_per_pass"):
+    with pytest.raises(RunError, match=sentence):
         evaluate_cohort(cohort) if playing else collect_rollout(task(settings))

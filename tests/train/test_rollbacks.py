@@ -21,7 +21,7 @@ from esper.tasks.instance import Instance
 from esper.train.collect import sample_instances
 from esper.train.iteration import Iteration, history_from_state, history_to_state
 from lab.planted import UPDATE
-from train.runs import ShortSuite, ignore, resumed, short_suite, started, tiny
+from train.runs import ShortSuite, ignore, resumed, started, tiny
 
 ILL = "vote"
 
@@ -99,12 +99,6 @@ def test_a_state_without_a_history_is_refused() -> None:
 
 MOVES_TOO_FAR = "ppo.target_kl=1e-9"
 """With such a target every step is far too long."""
-
-
-@pytest.fixture(autouse=True)
-def _short_suite() -> Iterator[None]:
-    with short_suite():
-        yield
 
 
 def train(path: Path, *overrides: str) -> list[Iteration]:

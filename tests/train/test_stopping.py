@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -25,7 +25,6 @@ from train.runs import (
     assert_same_end,
     ignore,
     launch,
-    launcher,
     resume_words,
     resumed,
     short_suite,
@@ -41,12 +40,6 @@ Count = Callable[[str, int], None]
 OVERRIDES = ("iterations=4", "checkpoint_every=4", "probe_every=2")
 with short_suite():
     SETTINGS = tiny(*OVERRIDES)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _short_suite() -> Iterator[None]:
-    with short_suite():
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -130,12 +123,6 @@ def test_a_run_stops_where_it_is_and_goes_on_exactly(
         reason = "SIGTERM" if number == signal.SIGTERM else "Ctrl-C"
         assert [event.reason for event in reader.events(RunInterrupted)] == [reason] * (place != "checkpoint")
     count_figure("training runs stopped by a signal and resumed bit-exactly", 1)
-
-
-@pytest.fixture(scope="module")
-def fork(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
-    with launcher(tmp_path_factory.mktemp("launcher")) as running:
-        yield running
 
 
 @pytest.mark.slow

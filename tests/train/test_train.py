@@ -4,7 +4,7 @@ import copy
 import os
 import signal
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -44,12 +44,6 @@ with short_suite():
         "rules.min_training_steps=1",
     )
     SETTINGS = tiny("iterations=4", "checkpoint_every=2", "probe_every=2")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _short_suite() -> Iterator[None]:
-    with short_suite():
-        yield
 
 
 class PowerCutError(Exception):

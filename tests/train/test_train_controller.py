@@ -1,6 +1,6 @@
 """`esper.train_controller` trains in a directory, goes on there with the same settings, and with no others."""
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from esper.cli import main
 from esper.errors import ConfigError, EsperError
 from esper.train.iteration import Iteration
 from esper.train.trainer import Trainer
-from train.runs import TINY, assert_same_end, short_suite, tiny
+from train.runs import TINY, assert_same_end, tiny
 
 SMALL = {
     "suite": "short",
@@ -24,12 +24,6 @@ SMALL = {
     "ppo.epochs": 2,
     "iterations": 2,
 }
-
-
-@pytest.fixture(autouse=True)
-def _short_suite() -> Iterator[None]:
-    with short_suite():
-        yield
 
 
 @pytest.mark.landing

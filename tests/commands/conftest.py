@@ -1,3 +1,5 @@
+"""Runs of tests here are of the short suite."""
+
 from collections.abc import Iterator
 
 import pytest
@@ -5,7 +7,7 @@ import pytest
 from train.runs import short_suite
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _short_suite() -> Iterator[None]:
     with short_suite():
         yield
