@@ -176,7 +176,7 @@ def test_files_that_have_the_gradients_of_blueprints_too_are_read_without_them(t
         (replace(KEPT, seeds=(SEED, replace(OTHER, slot=0)), pairs=()), "seeds that there cannot be"),
         (replace(KEPT, seeds=(SEED,)), "interaction of seeds that it did not keep"),
         (replace(KEPT, pairs=(KeptPair(1, 1, 0.0),)), "interaction of seeds that it did not keep"),
-        (replace(KEPT, seeds=(replace(SEED, value=float("nan")), OTHER)), "finite"),
+        (replace(KEPT, seeds=(replace(SEED, value=float("nan")), OTHER)), "should be a valid number"),
     ],
 )
 def test_impossible_earnings_are_refused(tmp_path: Path, damaged: SeedShapley, reason: str) -> None:
