@@ -37,14 +37,13 @@ from esper.grower.scores import parse_metrics
 from esper.growth.attach import attach
 from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.table import Evidence
-from esper.numerics.stacking import Stackable
+from esper.numerics.stacking import Linear, Stackable
 from esper.population.evaluation import evaluate
 from esper.population.forward import forward, select_blended
 from esper.population.learning import Batch, train
 from esper.population.population import Population
 from esper.rl.episodes import Episodes
 from esper.tasks.datasets import DigitsSuite
-from esper.tasks.layers import Linear
 from esper.train.workers import prepare_process
 from open_rules import OPEN_RULES
 

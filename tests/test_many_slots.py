@@ -20,11 +20,10 @@ from esper.control.policy import Policy, PolicySettings
 from esper.control.rules import Heuristic, HeuristicSettings, Never, Planting, Schedule
 from esper.engine.observation import list_features
 from esper.lifecycle.stages import Stage
-from esper.numerics.stacking import Stackable
+from esper.numerics.stacking import Linear, Stackable
 from esper.population.parameters import SeedKind
 from esper.rl.episodes import Episodes
 from esper.tasks.datasets import DigitsSuite
-from esper.tasks.layers import Linear
 from open_rules import open_rules
 from rl.short import QUICK, play
 

@@ -12,7 +12,16 @@ import pytest
 from scipy import stats
 
 from esper.errors import RunError
-from esper.lab.analysis import LEVEL, SIGNIFICANCE, Claim, Contrast, Difference, Verdict, judge, mean_interval
+from esper.lab.analysis import (
+    LEVEL,
+    SIGNIFICANCE,
+    Claim,
+    Contrast,
+    Difference,
+    Verdict,
+    estimate_differences,
+    mean_interval,
+)
 from esper.numerics.arrays import Floats
 
 INSTANCES = 42
@@ -69,7 +78,7 @@ def independent(seeds: int, luck: float, taste: float, *, ratio: float = 1.0, ef
 
 def judged(study: Study, claim: Claim = Claim.TRAINING, studies: int = STUDIES) -> list[Difference]:
     rng = np.random.default_rng(0)
-    return [judge([study(rng)], FAMILIES, claim)[0] for _ in range(studies)]
+    return [estimate_differences([study(rng)], FAMILIES, claim)[0] for _ in range(studies)]
 
 
 def rate(study: Study, claim: Claim = Claim.TRAINING) -> float:
@@ -138,7 +147,7 @@ def test_rate_for_a_family_of_questions_is_what_the_level_allows() -> None:
     for _ in range(300):
         own = seeds_of(rng, 5, 0.02)
         arms = [Contrast(own, rng.normal(0, 0.08, (1, INSTANCES)), paired=True) for _ in range(11)]
-        alarms += any(one.verdict is not Verdict.OPEN for one in judge(arms, FAMILIES, Claim.TRAINING))
+        alarms += any(one.verdict is not Verdict.OPEN for one in estimate_differences(arms, FAMILIES, Claim.TRAINING))
     print(f"{alarms / 300:.1%}")  # noqa: T201
     assert alarms / 300 <= SIGNIFICANCE + 3 * (SIGNIFICANCE * LEVEL / 300) ** 0.5
 
@@ -179,7 +188,7 @@ def test_a_verdict_an_interval_and_a_p_never_contradict_each_other(claim: Claim)
     effects = np.linspace(-0.1, 0.1, 60)
     rng = np.random.default_rng(1)
     for effect in effects:
-        (one,) = judge([paired(seeds, 0.02, 0.02, effect)(rng)], FAMILIES, claim)
+        (one,) = estimate_differences([paired(seeds, 0.02, 0.02, effect)(rng)], FAMILIES, claim)
         assert one.p is not None
         clear = one.interval.low > 0 or one.interval.high < 0
         assert clear == (one.p <= SIGNIFICANCE) == (one.verdict is not Verdict.OPEN)
@@ -190,7 +199,7 @@ def test_a_verdict_an_interval_and_a_p_never_contradict_each_other(claim: Claim)
 def test_too_few_seeds_say_nothing_however_large_the_difference(seeds: int) -> None:
     rng = np.random.default_rng(0)
     for study in (paired(seeds, 0.01, 0.0, effect=5.0), independent(seeds, 0.01, 0.0, effect=5.0)):
-        (one,) = judge([study(rng)], FAMILIES, Claim.TRAINING)
+        (one,) = estimate_differences([study(rng)], FAMILIES, Claim.TRAINING)
         assert (one.verdict, one.interval, one.p) == (Verdict.TOO_FEW, None, None)
         assert one.estimate == pytest.approx(5, abs=0.2)
 
@@ -198,13 +207,15 @@ def test_too_few_seeds_say_nothing_however_large_the_difference(seeds: int) -> N
 @pytest.mark.parametrize("claim", [Claim.POLICY, Claim.CONTROLLER])
 def test_more_seeds_than_one_are_more_than_one_policy(claim: Claim) -> None:
     with pytest.raises(ValueError, match=f"about {claim} takes the scores of one training seed"):
-        judge([Contrast(np.zeros((5, 4)), np.zeros((1, 4)), paired=True)], list("aabb"), claim)
+        estimate_differences([Contrast(np.zeros((5, 4)), np.zeros((1, 4)), paired=True)], list("aabb"), claim)
 
 
 def test_where_instances_add_nothing_it_is_the_t_test_of_seeds() -> None:
     means = np.array([0.01, 0.03, -0.02, 0.05, 0.02])
     values = means[:, None] + np.tile([0.1, -0.1], (5, 21)) * np.array([1, -1, 1, -1, 0])[:, None]
-    (found,) = judge([Contrast(values, np.zeros((1, INSTANCES)), paired=True)], ["a"] * INSTANCES, Claim.TRAINING)
+    (found,) = estimate_differences(
+        [Contrast(values, np.zeros((1, INSTANCES)), paired=True)], ["a"] * INSTANCES, Claim.TRAINING
+    )
     expected = stats.ttest_1samp(means, 0)
     assert found.p == pytest.approx(expected.pvalue)
     assert (found.interval.low, found.interval.high) == pytest.approx(tuple(expected.confidence_interval(LEVEL)))
@@ -214,13 +225,13 @@ def test_of_independent_seeds_that_is_welchs() -> None:
     rng = np.random.default_rng(1)
     one, two = rng.normal(0, 0.01, 5), rng.normal(0.01, 0.05, 5)
     tables = [means[:, None] + np.zeros(INSTANCES) for means in (one, two)]
-    (found,) = judge([Contrast(tables[0], tables[1], paired=False)], FAMILIES, Claim.TRAINING)
+    (found,) = estimate_differences([Contrast(tables[0], tables[1], paired=False)], FAMILIES, Claim.TRAINING)
     assert found.p == pytest.approx(stats.ttest_ind(one, two, equal_var=False).pvalue)
 
 
 def test_where_each_seed_has_instances_of_its_own_their_means_are_all_there_is() -> None:
     values = np.random.default_rng(2).normal(0.1, 0.1, (6, INSTANCES))
-    (found,) = judge([Contrast(values, np.zeros((6, INSTANCES)), paired=True)], None, Claim.TRAINING)
+    (found,) = estimate_differences([Contrast(values, np.zeros((6, INSTANCES)), paired=True)], None, Claim.TRAINING)
     assert found.p == pytest.approx(stats.ttest_1samp(values.mean(1), 0).pvalue)
 
 
@@ -242,13 +253,13 @@ def test_families_are_strata_and_do_not_widen_the_interval() -> None:
 def test_equal_arms_are_equal() -> None:
     for paired_ in (True, False):
         one = Contrast(np.full((5, INSTANCES), 0.5), np.full((5, INSTANCES), 0.5), paired=paired_)
-        (found,) = judge([one], FAMILIES, Claim.TRAINING)
+        (found,) = estimate_differences([one], FAMILIES, Claim.TRAINING)
         assert (found.p, found.verdict, found.estimate) == (1, Verdict.OPEN, 0)
 
 
 def test_more_questions_make_a_claim_harder() -> None:
     contrast = paired(5, 0.02, 0.0, effect=0.02)(np.random.default_rng(0))
-    alone, among = (judge([contrast] * count, FAMILIES, Claim.TRAINING)[0] for count in (1, 3))
+    alone, among = (estimate_differences([contrast] * count, FAMILIES, Claim.TRAINING)[0] for count in (1, 3))
     assert alone.p is not None
     assert among.p == pytest.approx(min(3 * alone.p, 1))
     assert among.interval == alone.interval
@@ -271,7 +282,7 @@ def test_what_has_no_interval_is_refused(shape: tuple[int, int], families: list[
 def test_scores_that_do_not_belong_together_are_refused() -> None:
     for second in (np.zeros((4, 3)), np.zeros((5, 2))):
         with pytest.raises(ValueError, match="not of the same seeds and instances"):
-            judge([Contrast(np.zeros((5, 3)), second, paired=False)], ["x"] * 3, Claim.TRAINING)
+            estimate_differences([Contrast(np.zeros((5, 3)), second, paired=False)], ["x"] * 3, Claim.TRAINING)
 
 
 @pytest.mark.parametrize("claim", list(Claim))
@@ -284,6 +295,6 @@ def test_scores_that_are_not_finite_are_refused(value: float, claim: Claim) -> N
                 scores = np.random.default_rng(0).normal(0, 1, (2, count, INSTANCES))
                 scores[place, count - 1, 2] = value
                 with pytest.raises(RunError, match=rf"score of training seed {count - 1} on instance 2"):
-                    judge([Contrast(scores[0], scores[1], paired=paired_)], FAMILIES, claim)
+                    estimate_differences([Contrast(scores[0], scores[1], paired=paired_)], FAMILIES, claim)
                 with pytest.raises(RunError, match="no comparison follows"):
                     mean_interval(scores[place], FAMILIES)

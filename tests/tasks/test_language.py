@@ -17,7 +17,9 @@ from esper.tasks.language_problems import (
     LENGTH,
     SYMBOLS,
     Sampler,
+    TextName,
     list_windows,
+    read_text,
     sample_brackets,
     sample_chain,
     sample_counts,
@@ -29,7 +31,6 @@ from esper.tasks.language_problems import (
 )
 from esper.tasks.language_suite import FULL, POSITIONS, Block, Shape
 from esper.tasks.registry import get_suite
-from esper.tasks.texts import TextName, read_text
 
 SUITE = get_suite("language")
 COUNT = 40
@@ -208,7 +209,7 @@ def test_parts_of_a_text_are_from_stretches_of_their_own() -> None:
 
 
 def test_a_python_without_sources_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
-    monkeypatch.setattr("esper.tasks.texts.asyncio.__file__", f"{tmp_path}/asyncio/__init__.pyc")
+    monkeypatch.setattr("esper.tasks.language_problems.asyncio.__file__", f"{tmp_path}/asyncio/__init__.pyc")
     with pytest.raises(TaskError, match="no sources in .*install"):
         read_text("sources")
 

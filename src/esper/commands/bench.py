@@ -56,9 +56,8 @@ def measure_suite(
         )
     seconds = time.perf_counter() - start
     for title, choices in (("family", report.families), ("variant", report.variants)):
-        table = Table(title=f"best fixed schedule per {title}")
-        for column in (title, "best schedule", "score", f"overall best ({report.overall})", "nothing"):
-            table.add_column(column)
+        columns = (title, "best schedule", "score", f"overall best ({report.overall})", "nothing")
+        table = Table(*columns, title=f"best fixed schedule per {title}")
         for choice in choices:
             numbers = (choice.score, choice.score_of_overall, choice.score_of_nothing)
             table.add_row(choice.context, choice.schedule, *(f"{number:.3f}" for number in numbers))

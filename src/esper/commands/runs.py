@@ -41,9 +41,8 @@ def print_runs(folder: Annotated[Path, tyro.conf.Positional] = RUNS, json: bool 
     runs = list_runs(folder)
     if json:
         figures = [{**asdict(run.progress), **run.progress.metric.metadata(), "size": run.size} for run in runs]
-        print_json(
-            [{"run": str(run.path), **each, "trouble": run.failure} for run, each in zip(runs, figures, strict=True)]
-        )
+        rows = zip(runs, figures, strict=True)
+        print_json([{"run": str(run.path), **each, "trouble": run.failure} for run, each in rows])
         return
     if not runs:
         quoted = shlex.quote(str(folder))
@@ -53,9 +52,8 @@ def print_runs(folder: Annotated[Path, tyro.conf.Positional] = RUNS, json: bool 
         return
 
     table = plain_table("run", "command", "state", "done", "value", "probe", "started", "MB")
-    for column in table.columns:
-        if column.header in ("done", "value", "probe", "MB"):
-            column.justify = "right"
+    for place in (3, 4, 5, 7):  # numbers
+        table.columns[place].justify = "right"
     for run in runs:
         progress = run.progress
         value, probe, started = progress.value, progress.probe_score, progress.started

@@ -35,7 +35,7 @@ from esper.train.results import read_verdicts
 PAGE = 100
 """Most events in one response."""
 LATE_PARTS = 3
-"""A run is judged by the last of this many equal parts of it."""
+"""A run's level is that of the last of this many equal parts."""
 STEP_FIELDS = ("step", "op", "slot", "metric", "objective", "stages", "blueprints", "alphas", "contributions")
 _STARTED_FIELDS = ("instance", "family", "variant")
 _GROWN_FIGURES = ("train_loss", "validation_loss", "added_parameters")
@@ -106,7 +106,7 @@ def _describe_card(network: NetworkView) -> dict[str, Any]:
         **{name: started.get(name) for name in _STARTED_FIELDS},
         "steps": [{name: step.get(name) for name in STEP_FIELDS} for step in network.decisions],
         "objective": ended.get("objective"),
-        "rollbacks": len(network.rollbacks),
+        "rollbacks": len(network.events[RolledBack.name]),
     }
 
 
@@ -125,9 +125,9 @@ def describe_network(reader: RunReader, number: int | None, environment: int) ->
         "ended": network.ended,
         "decisions": network.decisions,
         "seeds": network.seeds(),
-        "gates": network.gates,
-        "rollbacks": network.rollbacks,
-        "looks": [look.get("step") for look in network.looks],
+        "gates": network.events[GateJudged.name],
+        "rollbacks": network.events[RolledBack.name],
+        "looks": [look.get("step") for look in network.events[PolicyLooked.name]],
     }
 
 
@@ -139,7 +139,11 @@ def describe_look(reader: RunReader, number: int, environment: int, step: int) -
     """The policy's observation and choices before a decision of a network; `look` is None if it was not recorded."""
     metadata = reader.metadata()
     episode = Episode.find(reader, metadata, number)
-    looks = [] if episode is None else _read_network(reader, episode, environment, (PolicyLooked.name,)).looks
+    looks = (
+        []
+        if episode is None
+        else _read_network(reader, episode, environment, (PolicyLooked.name,)).events[PolicyLooked.name]
+    )
     return {
         "look": next((look for look in looks if look.get("step") == step), None),
         "features": plain(metadata.get("features")),
@@ -223,8 +227,8 @@ def describe_model(reader: RunReader) -> dict[str, Any]:
         "ending": network.ending,
         "transitions": network.transitions,
         "seeds": network.seeds(),
-        "gates": network.gates,
-        "rollbacks": network.rollbacks,
+        "gates": network.events[GateJudged.name],
+        "rollbacks": network.events[RolledBack.name],
         "figures": {
             name: dict(plain([list(point) for point in reader.series(scalar)])) for name, scalar in series.items()
         },

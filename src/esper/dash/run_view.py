@@ -15,10 +15,7 @@ from esper.errors import RunError
 from esper.runs.events import (
     EpisodeEnded,
     EpisodeStarted,
-    GateJudged,
     LifecycleTransition,
-    PolicyLooked,
-    RolledBack,
     StepTaken,
 )
 from esper.runs.reader import EventRecord, RunReader
@@ -181,7 +178,7 @@ class NetworkView:
 
     @property
     def ending(self) -> Fields | None:
-        """Its slots after the end of growth judged its seeds, as a step after its last decision; None before that."""
+        """Its slots after the end of growth, as a step after its last decision; None before that."""
         last = self.decisions[-1] if self.decisions else {}
         stage_by_slot = {
             change.get("slot"): str(change.get("after"))
@@ -201,21 +198,6 @@ class NetworkView:
             "blueprints": reset_pruned("blueprints", None),
             "alphas": reset_pruned("alphas", 0.0),
         }
-
-    @property
-    def gates(self) -> list[Fields]:
-        """The new verdicts of gates."""
-        return self.events[GateJudged.name]
-
-    @property
-    def rollbacks(self) -> list[Fields]:
-        """The rollbacks by the governor."""
-        return self.events[RolledBack.name]
-
-    @property
-    def looks(self) -> list[Fields]:
-        """The policy's observations of it."""
-        return self.events[PolicyLooked.name]
 
     def seeds(self) -> list[Fields]:
         """Its seeds' lives, one row per seed, in the order of germination.

@@ -164,7 +164,7 @@ class LightningGrower(Callback):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Restore ``training_step``."""
-        vars(pl_module).pop("training_step", None)
+        self.on_train_epoch_end(trainer, pl_module)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -241,10 +241,10 @@ class LightningLadder(Callback):
                 "in LightningLadder(..., network='net')"
             ) from error
         plan = make_plan(network, self._example, float(trainer.accumulate_grad_batches), **self._options)
-        training = LadderTraining(network, plan, self._example, self._folder, self._evaluate, keep=len(plan.rungs))
+        rungs = len(plan.rungs)
+        self.training = LadderTraining(network, plan, self._example, self._folder, self._evaluate, keep=rungs)
         # A checkpoint of another size is loaded into a network of that size.
-        training.follow_loading()
-        self.training = training
+        self.training.follow_loading()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Print the plan; the optimizer exists by now, and a checkpoint has been loaded."""

@@ -122,8 +122,8 @@ class Difference:
     """Probability of improvement: how often the first scores higher on an instance, with ties counted as one half."""
 
 
-def judge(contrasts: Sequence[Contrast], families: Families, claim: Claim) -> list[Difference]:
-    """The verdict on each contrast, corrected for the number of contrasts."""
+def estimate_differences(contrasts: Sequence[Contrast], families: Families, claim: Claim) -> list[Difference]:
+    """The difference of each contrast with its verdict, corrected for the number of contrasts."""
     # A claim about a policy requires one seed, a claim about a way of training several.
     seeds = [len(contrast.first) for contrast in contrasts]
     if claim is not Claim.TRAINING and any(count != 1 for count in seeds):
@@ -302,7 +302,7 @@ def compare(entries: Sequence[Entry], claim: Claim, *, paired: bool, own_instanc
     # If each run has its own instances, they are part of the run's random effect, so there are no strata.
     families = None if own_instances else [result.family for result in reference.seeds[0]]
     scores = [entry.tabulate(lambda result: result.score) for entry in entries]
-    differences = judge([Contrast(scores[0], table, paired) for table in scores[1:]], families, claim)
+    differences = estimate_differences([Contrast(scores[0], table, paired) for table in scores[1:]], families, claim)
 
     def summarise_arm(entry: Entry, table: Floats, difference: Difference | None) -> ArmRecord:
         def estimate(measure: Callable[[Result], float]) -> tuple[float, Bounds]:

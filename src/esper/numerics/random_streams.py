@@ -43,7 +43,7 @@ class Stream(IntEnum):
     SHUFFLED_ARM = 23
     """Whose actions are played on which instance in an arm of a comparison."""
     SWEPT_INSTANCES = 24
-    """The instances of `esper sweep`; others than those of `esper compare`, which judges the trials chosen here."""
+    """The instances of `esper sweep`; others than those of `esper compare`, which tests the trials chosen here."""
     MIXED_SUITES = 25
     """Which suite a shard plays: (seed, iteration, shard, stream)."""
     STATIC_SEARCH = 26

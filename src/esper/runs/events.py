@@ -173,7 +173,7 @@ class EpisodeStarted(NetworkEvent):
 class StepTaken(NetworkEvent):
     """A decision, and the state of the network after the minibatches that followed it.
 
-    `metric` is what growth is judged by, in its own units: accuracy on validation data, unless the run's metadata
+    `metric` is what growth is measured by, in its own units: accuracy on validation data, unless the run's metadata
     ``metric`` name another metric. The *score* is the metric or, where ``higher_is_better`` is false, its relative
     reduction below ``reference``. Contributions are differences of scores. The exception is a run of a `Grower` in
     which lower is better: there, they are relative reductions of the metric compared with the network without the seed.
@@ -249,14 +249,14 @@ class LifecycleTransition(NetworkEvent):
     blueprint: str | None
     """Blueprint of the seed in the slot, or of the seed that was just removed; None in a cooldown."""
     cause: str
-    """An operation, ``tick``, ``rollback``, ``start``, or ``finish`` for a seed judged at the end of growth."""
+    """An operation, ``tick``, ``rollback``, ``start``, or ``finish`` for a seed decided about at the end."""
     reason: str
     """The reason given by the gate before the new stage."""
     contribution: float | None = None
     """The seed's contribution, as in ``step_taken``, at that time."""
     error: float | None = None
     """Standard error of the contribution by which a seed was kept or pruned; None where it is not known. This field and
-    the following ones exist only in runs of a `Grower`, and only where a seed was judged."""
+    the following ones exist only in runs of a `Grower`, and only where a seed was kept or pruned."""
     price: float | None = None
     """How much the seed added to the rent."""
     threshold: float | None = None
@@ -272,7 +272,7 @@ class LifecycleTransition(NetworkEvent):
 
 @register_event("gate_judged")
 class GateJudged(NetworkEvent):
-    """The verdict of a seed's next gate changed.
+    """The result of a seed's next gate changed.
 
     A gate decides what is allowed, not what is worthwhile. A seed whose gate has passed may still be pruned, because
     its contribution or its effect on the loss is below the controller's threshold (see `lifecycle_transition`).

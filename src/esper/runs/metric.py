@@ -1,4 +1,4 @@
-"""The metric by which a run's growth is judged. The run's metadata name it, and all views of the run read it here."""
+"""The metric by which a run's growth is measured. The run's metadata name it, and all views of the run read it here."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SCORE_MEANING = (
 J_MEANING = "J is the same on validation data; controllers maximize it."
 """Definitions for pages, at the first use of these words; `J_MEANING` follows `SCORE_MEANING`."""
 REFIT = "refit"
-"""Value of the metadata ``evidence`` in runs that compare seeds on trial with forks."""
+"""Value of the metadata ``evidence`` in runs that compare seeds in their test period with forks."""
 METRIC_NAME = f"COALESCE((SELECT json_extract(value, '$') FROM metadata WHERE key = 'metric'), '{ACCURACY}')"
 """SQL for the name of a run's metric."""
 

@@ -249,7 +249,7 @@ class RunProgress:
     """Number of iterations done, or of decisions of a `Grower`."""
     total: int | None = None
     metric: Metric = OBJECTIVE
-    """The metric by which the run is judged: J in training runs, the metric of growth in runs of a `Grower`."""
+    """The metric that measures the run: J in training runs, the metric of growth in runs of a `Grower`."""
     value: float | None = None
     """The metric's newest value, on validation data and in its own units."""
     probe_score: float | None = None
@@ -282,7 +282,7 @@ def read_progress(run: RunDirectory, reader: RunReader) -> RunProgress:
 
 
 def progress_metric(metadata: Mapping[str, Any]) -> tuple[Metric, str]:
-    """The metric by which a run is judged, and the name of the scalar that holds its values."""
+    """The metric that measures a run, and the name of the scalar that holds its values."""
     if metadata.get("command") != "grow":
         return OBJECTIVE, "objective"
     metric = Metric.from_metadata(metadata)

@@ -17,10 +17,9 @@ from torch.nn import functional as F
 
 from esper.errors import TaskError
 from esper.numerics.random_streams import child_generator
-from esper.numerics.stacking import Stackable
+from esper.numerics.stacking import Conv1d, Linear, Stackable, TokenLinear, initialise
 from esper.tasks.generated_problems import PROBLEMS, Draw, Shape
 from esper.tasks.instance import PARTS, Data, Instance, LabelledArrays, Part, Scale, add_label_noise, standardise
-from esper.tasks.layers import Conv1d, Linear, TokenLinear, initialise
 from esper.tasks.registry import GENERATED, SHORTEST, find_by_name
 from esper.tasks.suite import OptimizerSettings, Suite, draw_log_uniform
 
@@ -46,44 +45,28 @@ class HostPlan:
 
 
 class Chain(nn.Module):
-    """Blocks in sequence, a reduction over positions, and a head."""
+    """Blocks in sequence, a reduction over positions, and a head.
 
-    def __init__(self, blocks: list[nn.Module], reduce: Callable[[Tensor], Tensor], head: nn.Module) -> None:
+    The reduction is the mean over the axes ``mean_over`` if there are any; None takes the last token.
+    """
+
+    def __init__(self, blocks: list[nn.Module], mean_over: tuple[int, ...] | None, head: nn.Module) -> None:
         super().__init__()
         self.depth = len(blocks)
         for index, block in enumerate(blocks):
             self.add_module(f"block{index}", block)
-        self.reduce = reduce
+        self.mean_over = mean_over
         self.head = head
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Inputs ``[B, ...]`` to logits ``[B, classes]``."""
         for index in range(self.depth):
             inputs = self.get_submodule(f"block{index}")(inputs)
-        return self.head(self.reduce(inputs))
-
-
-# Reductions over positions are named functions, so that hosts can be pickled.
-
-
-def _keep_features(features: Tensor) -> Tensor:
-    return features
-
-
-def _average_tokens(features: Tensor) -> Tensor:
-    return features.mean(-2)
-
-
-def _average_samples(features: Tensor) -> Tensor:
-    return features.mean(-1)
-
-
-def _average_pixels(features: Tensor) -> Tensor:
-    return features.mean((-2, -1))
-
-
-def _select_last_token(features: Tensor) -> Tensor:
-    return features[..., -1, :]
+        if self.mean_over is None:
+            inputs = inputs[..., -1, :]
+        elif self.mean_over:
+            inputs = inputs.mean(self.mean_over)
+        return self.head(inputs)
 
 
 class StackableChain(Chain, Stackable):
@@ -156,16 +139,17 @@ def build_host(plan: HostPlan, generator: torch.Generator) -> Chain:
                 continue
         blocks.append(nn.Sequential(layer, activation()))
     # Conv2d computes one network at a time; all other layers can compute a stack of networks.
-    return (Chain if plan.kind == "images" else StackableChain)(blocks, _REDUCTIONS[plan.kind], head)
+    return (Chain if plan.kind == "images" else StackableChain)(blocks, _MEAN_OVER[plan.kind], head)
 
 
-_REDUCTIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
-    "mlp": _keep_features,
-    "tokens": _average_tokens,
-    "signals": _average_samples,
-    "images": _average_pixels,
-    "language": _select_last_token,
+_MEAN_OVER: Mapping[str, tuple[int, ...] | None] = {
+    "mlp": (),
+    "tokens": (-2,),
+    "signals": (-1,),
+    "images": (-2, -1),
+    "language": None,
 }
+"""Axes of positions, by the kind of host."""
 _BLUEPRINTS: Mapping[str, tuple[str, ...]] = {
     "mlp": ("norm", "lowrank", "mlp", "mlp_wide", "gate", "input_skip"),
     "tokens": (

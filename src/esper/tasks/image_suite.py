@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from esper.numerics.random_streams import child_generator
+from esper.numerics.stacking import initialise
 from esper.tasks.image_problems import (
     CLASSES,
     COLOURS,
@@ -26,7 +27,6 @@ from esper.tasks.image_problems import (
     sample_texture,
 )
 from esper.tasks.instance import PARTS, Data, Instance, LabelledArrays, Part, Scale, add_label_noise, standardise
-from esper.tasks.layers import initialise
 from esper.tasks.suite import OptimizerSettings
 from esper.tasks.variants import Families, VariantSuite
 

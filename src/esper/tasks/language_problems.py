@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from functools import cache
+from pathlib import Path
+from pydoc_data import topics
+from typing import Literal
 
 import numpy as np
 
+from esper.errors import TaskError
 from esper.numerics.arrays import Ints
-from esper.tasks.texts import TextName, read_text
 
 SYMBOLS = 32
 """Number of symbols of every language; grammars may use fewer."""
@@ -136,7 +140,24 @@ def sample_counts(
     return names[sequences]
 
 
-# Texts
+# Texts that come with Python, and differ between its versions
+
+TextName = Literal["help", "sources"]
+"""``help``: Python's help on its language; ``sources``: the source code of `asyncio`, of about the same length."""
+HELP = Path(str(topics.__file__))
+"""The file that the help is read from."""
+
+
+def read_text(name: TextName) -> str:
+    """One of the texts, about 500,000 characters long."""
+    if name == "help":
+        return "\n".join(topics.topics[topic] for topic in sorted(topics.topics))
+    folder = Path(asyncio.__file__).parent
+    files = sorted(folder.glob("*.py"))
+    if not files:
+        raise TaskError(f"there are no sources in {folder}: use a Python that is installed with its library's sources")
+    return "\n".join(file.read_text(encoding="utf-8") for file in files)
+
 
 ALPHABET = "\n abcdefghijklmnopqrstuvwxyz_.,"
 """Characters of texts, in lower case; one more symbol stands for all other characters."""

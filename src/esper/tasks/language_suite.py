@@ -22,6 +22,7 @@ from esper.numerics.random_streams import child_generator
 from esper.numerics.stacking import Stackable
 from esper.tasks.instance import PARTS, Data, Instance, Part, Scale, add_label_noise, standardise
 from esper.tasks.language_problems import (
+    HELP,
     LENGTH,
     SYMBOLS,
     Sampler,
@@ -36,7 +37,6 @@ from esper.tasks.language_problems import (
     sample_topics,
 )
 from esper.tasks.suite import OptimizerSettings, Source
-from esper.tasks.texts import HELP
 from esper.tasks.variants import Families, VariantSuite
 
 POSITIONS = LENGTH - 1

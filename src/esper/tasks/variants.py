@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -14,45 +14,17 @@ from esper.tasks.registry import find_by_name
 from esper.tasks.suite import Suite, draw_log_uniform
 
 
-class HiddenVariant(Protocol):
-    """A hidden setting of a family."""
-
-    @property
-    def sampler(self) -> Any:
-        """The function that draws examples."""
-        ...
-
-    @property
-    def after_drift(self) -> Any | None:
-        """Replaces ``sampler`` at the instance's drift step; None: there is no drift."""
-        ...
-
-    @property
-    def widths(self) -> tuple[int, ...]:
-        """Widths of the host."""
-        ...
-
-    @property
-    def train_sizes(self) -> tuple[int, ...]:
-        """The numbers of training examples from which an instance's is drawn."""
-        ...
-
-    @property
-    def label_noise(self) -> float:
-        """Fraction of the training labels that are redrawn."""
-        ...
-
-
-V_co = TypeVar("V_co", bound=HiddenVariant, covariant=True)
-
-
 @dataclass(frozen=True)
-class Families(Generic[V_co]):
-    """All variants of a suite, by family, and the settings of instances that do not depend on the variant."""
+class Families:
+    """All variants of a suite, by family, and the settings of instances that do not depend on the variant.
+
+    A variant has ``widths`` of the host, ``train_sizes`` to draw from, ``label_noise``, a ``sampler`` of examples, and
+    the one that replaces it at the drift step, ``after_drift``, or None.
+    """
 
     kind: str
     """The word for a family in error messages, such as ``token family``."""
-    variants: Mapping[str, Mapping[str, V_co]]
+    variants: Mapping[str, Mapping[str, Any]]
     """Variants by family and name, including families that are only for evaluation."""
     rent: float
     learning_rates: tuple[float, float]
@@ -60,15 +32,10 @@ class Families(Generic[V_co]):
     drift_steps: range
     """Decision steps at which an instance's data may drift, if they do."""
 
-    def list_variants(self, family: str) -> tuple[str, ...]:
-        """Names of a family's variants; raises TaskError for an unknown family."""
-        return tuple(find_by_name(self.kind, family, self.variants))
-
-    def find(self, family: str, variant: str) -> V_co:
+    def find(self, family: str, variant: str) -> Any:
         """A family's variant; raises TaskError for unknown names."""
-        return find_by_name(
-            f"variant of {self.kind} '{family}'", variant, find_by_name(self.kind, family, self.variants)
-        )
+        variants = find_by_name(self.kind, family, self.variants)
+        return find_by_name(f"variant of {self.kind} '{family}'", variant, variants)
 
     def find_sampler(self, instance: Instance, phase: int) -> Any:
         """The sampler of an instance before its drift (phase 0) or after it (phase 1)."""
@@ -82,10 +49,10 @@ class Families(Generic[V_co]):
 class VariantSuite(Suite):
     """A suite whose families and variants come from a table."""
 
-    table: Families[HiddenVariant]
+    table: Families
 
     def variants(self, family: str) -> tuple[str, ...]:
-        return self.table.list_variants(family)
+        return tuple(find_by_name(self.table.kind, family, self.table.variants))
 
     def draw(self, family: str, variant: str, seed: int, rng: np.random.Generator) -> Instance:
         table, hidden = self.table, self.table.find(family, variant)

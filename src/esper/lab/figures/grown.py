@@ -103,10 +103,10 @@ ORDER BY measure, data, decision
         ),
         Figure(
             "stages",
-            "The stage of each slot by decision. Labels name germinated blueprints. If seeds were judged when growth "
-            "ended, the outcome follows the last decision.",
+            "The stage of each slot by decision. Labels name germinated blueprints. If seeds were kept or "
+            "pruned when growth ended, the outcome follows the last decision.",
             Query(f"""\
-WITH judged AS (
+WITH finished AS (
     SELECT slot, after FROM transitions
     WHERE cause = 'finish' AND iteration = (SELECT max(iteration) FROM decisions)
 )
@@ -116,8 +116,8 @@ FROM (
     UNION ALL
     SELECT slot, step + 1, COALESCE(after, stage), CASE WHEN after = 'pruned' THEN NULL ELSE blueprint END,
         CASE WHEN after = 'pruned' THEN 0 ELSE alpha END
-    FROM slots LEFT JOIN judged USING (slot)
-    WHERE step = (SELECT max(step) FROM slots) AND EXISTS (SELECT * FROM judged)
+    FROM slots LEFT JOIN finished USING (slot)
+    WHERE step = (SELECT max(step) FROM slots) AND EXISTS (SELECT * FROM finished)
 )
 ORDER BY slot, step
 """),
@@ -204,14 +204,14 @@ WITH changed AS (
             ELSE printf(', loss %+.2g%% without it, minimum %.2g%%', 100 * loss_gain, 100 * loss_threshold) END,
         '; ') AS changes
     FROM (SELECT * FROM transitions ORDER BY id) GROUP BY iteration
-), judged AS (
+), decided AS (
     SELECT iteration,
         group_concat({_SLOT_NAME} || ' ' || gate || ' ' || CASE WHEN passed THEN 'passed'
             ELSE 'held back: ' || replace(reason, '_', ' ') END, '; ') AS verdicts
     FROM (SELECT * FROM gates ORDER BY id) GROUP BY iteration
 )
 SELECT iteration AS decision, op, {_SLOT_NAME} AS slot_name, blueprint, changes, verdicts, loss, metric
-FROM decisions LEFT JOIN changed USING (iteration) LEFT JOIN judged USING (iteration)
+FROM decisions LEFT JOIN changed USING (iteration) LEFT JOIN decided USING (iteration)
 WHERE op != 'wait' OR changes IS NOT NULL OR verdicts IS NOT NULL
 ORDER BY iteration
 """),

@@ -78,7 +78,7 @@ class ModelView {
     const wide = (...content) => element("div", { className: "cards wide" }, content);
     this.context.root.replaceChildren(
       parts.head,
-      wide(card("Stages of each slot", "If seeds were judged when growth ended, the outcome follows the last decision.", parts.lanes.node, stageLegend())),
+      wide(card("Stages of each slot", "If seeds were kept or pruned when growth ended, the outcome follows the last decision.", parts.lanes.node, stageLegend())),
       element("div", { className: "bar" }, smoothingSlider("model")),
       element("div", { className: "cards pairs" }, parts.charts.map((one) => one.node)),
       wide(

@@ -1,0 +1,67 @@
+"""How code is written is counted in the same way for Esper's rooms and for other folders."""
+
+from pathlib import Path
+
+import pytest
+
+from tools import size
+
+CODE = '''"""Two lines
+of docstring."""
+
+from dataclasses import dataclass
+from typing import (
+    NamedTuple,
+)
+
+
+@dataclass(frozen=True)
+class Record:
+    value: int
+
+
+class Pair(NamedTuple):
+    # A comment line.
+    first: int  # not one
+
+
+class Plain:
+    def forward(self, value):
+        """A forwarder."""
+        return _once(value)
+
+
+def _once(value):
+    value += 1
+    return _twice(_twice(value))
+
+
+def _twice(value):
+    return value
+'''
+
+
+def test_figures_of_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "code.py").write_text(CODE)
+    found = size.measure(tmp_path.rglob("*.py"), tmp_path)
+    assert found == {
+        "files": 1,
+        "lines": CODE.count("\n"),
+        "bytes": len(CODE),
+        "classes": 3,
+        "dataclasses": 2,
+        "one caller": 1,  # _once; _twice is called at two places
+        "forwarders": 1,
+        "imports": 4 / CODE.count("\n"),
+        "comments": 100 / 17,  # one in 17 lines of code
+    }
+
+
+def test_rooms_and_folders_are_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "code.py").write_text(CODE)
+    assert size.main(["--compare", str(tmp_path)]) == 0
+    head, *rows = capsys.readouterr().out.splitlines()
+    assert all(name in head for name in size.FIGURES)
+    assert len(rows) == len(size.ROOMS) + 3  # the ground, all of src, and the folder
+    assert rows[0].startswith("growth ")
+    assert rows[-1].split()[1:4] == ["1", str(CODE.count("\n")), str(len(CODE))]
