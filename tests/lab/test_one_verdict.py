@@ -143,7 +143,7 @@ def ways_of_training(folder: Path, seeds: int, capsys: Capture, monkeypatch: pyt
     reported = of_terminal(capsys.readouterr().out)
     for name in MEANS:
         (folder / f"{name}.yaml").write_text("{}\n")
-    monkeypatch.setattr("esper.commands.compare._train_all", lambda *_: [Arm(*one) for one in seeds_of.items()])
+    monkeypatch.setattr("esper.commands.compare.run_experiment", lambda *_: [Arm(*one) for one in seeds_of.items()])
     configs = [str(folder / f"{name}.yaml") for name in MEANS]
     assert main(["compare", *configs, "--run-dir", str(folder / "all"), "--seeds", str(seeds), "--json"]) == 0
     captured = capsys.readouterr()
