@@ -7,7 +7,7 @@
     python benchmarks/deepening.py FOLDER other      # the best of all of them on another text, with the same settings
     python benchmarks/deepening.py FOLDER table
 
-Every run has the same budget of training FLOPs, counted by `esper.Spending`, and the same schedule by its share:
+Every run has the same budget of training FLOPs, counted by `esper.grower.spending`, and the same schedule by its share:
 warm-up, stable, decay. Growth in the sweep is by hand: at a share of the budget, behind blocks of the network. What
 rules take to decide is counted. Validation loss, in nats per character, is what chooses, the test loss of the finalists
 what is reported, there and, with the same settings, on another text. Runs that are done are kept, one JSON line each.
@@ -48,6 +48,7 @@ from zoo.hosts import TransformerBlock
 
 import esper
 from esper.dash.output import print_line
+from esper.grower.spending import Spending, warmup_stable_decay
 
 BUDGET = 1e12
 """Training FLOPs of every run."""
@@ -105,7 +106,7 @@ class Training:
         self.minibatches = endless(self.text.train, np.random.default_rng(plan.seed))
         self.model = attach(Gpt(plan.depth, self.text.classes))
         self.optimizer = make_optimizer(self.model, plan.rate)
-        self.spending = esper.Spending(self.model, BUDGET)
+        self.spending = Spending(self.model, BUDGET)
 
     def decide(self) -> None:
         """Before each step."""
@@ -163,7 +164,7 @@ def train(plan: Plan) -> Result:
     """Spend the budget on one network."""
     torch.set_num_threads(1)
     one = RULES[plan.rule](plan)
-    scheduler = LambdaLR(one.optimizer, lambda _: esper.warmup_stable_decay(one.spending.share))
+    scheduler = LambdaLR(one.optimizer, lambda _: warmup_stable_decay(one.spending.share))
     steps = 0
     while True:
         one.decide()

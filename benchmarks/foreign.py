@@ -47,6 +47,7 @@ from esper.errors import ConfigError, EsperError, did_you_mean
 from esper.files import write_atomically
 from esper.grower.controllers import choose_controller
 from esper.grower.network import ModelSpec
+from esper.grower.spending import Spending
 from esper.lifecycle.actions import Op
 from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.stages import Stage
@@ -230,7 +231,7 @@ def train(run: Run) -> Result:
         scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, run.epochs)
     validate = make_evaluation(problem, splits.validation)
     if run.arm in (BARE, EVERYTHING):
-        grower, spending = None, esper.Spending(model)
+        grower, spending = None, Spending(model)
     else:
         controller: str | Controller = run.arm
         if run.arm == RANDOM:

@@ -72,6 +72,7 @@ from zoo.data import Splits
 import esper
 from esper.dash.output import print_line
 from esper.files import write_atomically
+from esper.grower.spending import Spending, warmup_stable_decay
 from esper.ladders.plan import count_forward
 from esper.numerics.devices import describe_platform
 
@@ -212,8 +213,8 @@ def train_by_itself(store: Store, depth: int, setting: Setting, seed: int) -> tu
     """A network, and its FLOPs: warm-up, stable, decay."""
     network, minibatches = begin(store, seed, depth)
     model = attach(network)
-    optimizer, spending = make_optimizer(model, *setting), esper.Spending(model)
-    scheduler = LambdaLR(optimizer, lambda step: esper.warmup_stable_decay(step / store.steps, decay=DECAY))
+    optimizer, spending = make_optimizer(model, *setting), Spending(model)
+    scheduler = LambdaLR(optimizer, lambda step: warmup_stable_decay(step / store.steps, decay=DECAY))
     for _ in range(store.steps):
         learn(model, optimizer, next(minibatches))
         scheduler.step()
@@ -315,7 +316,7 @@ def train_joint(store: Store, setting: Setting, seed: int) -> None:
     steps = round(store.of("climb", DEPTHS[-1], share)[0].flops / cost)  # the same for all seeds
     optimizer = make_adamw(exits.train().parameters(), rate)
     for step in range(steps):
-        set_rate(optimizer, rate * esper.warmup_stable_decay(step / steps, decay=DECAY))
+        set_rate(optimizer, rate * warmup_stable_decay(step / steps, decay=DECAY))
         inputs, targets = next(minibatches)
         logits = exits(inputs)
         loss = F.cross_entropy(logits.flatten(0, 2), targets.flatten().repeat(len(DEPTHS)))
@@ -336,11 +337,11 @@ class Student:
         pruned = (prune(teacher, depth, last) for last in (False, True))
         self.network = min(pruned, key=lambda one: judge(store, one)[0]).train()
         self.model, (self.rate, self.weight) = attach(self.network), setting
-        self.spending, self.optimizer = esper.Spending(self.model), make_optimizer(self.model, self.rate)
+        self.spending, self.optimizer = Spending(self.model), make_optimizer(self.model, self.rate)
 
     def learn(self, inputs: Tensor, targets: Tensor, answers: Tensor, share: float) -> None:
         """A step, at a rate by the share of the training that is over; ``answers`` are log-probabilities."""
-        set_rate(self.optimizer, self.rate * esper.warmup_stable_decay(share, warmup=0.1, decay=0.9))
+        set_rate(self.optimizer, self.rate * warmup_stable_decay(share, warmup=0.1, decay=0.9))
         logits = self.model(inputs).flatten(0, 1)
         by_teacher = F.kl_div(logits.log_softmax(-1), answers, reduction="batchmean", log_target=True)
         by_text = F.cross_entropy(logits, targets.flatten())
@@ -353,7 +354,7 @@ def distil(store: Store, chosen: Mapping[int, Setting], seed: int) -> None:
     teacher.load_state_dict(torch.load(store.teacher_path(seed), map_location=store.device))
     students = {depth: Student(store, teacher, depth, setting) for depth, setting in chosen.items()}
     watched = attach(teacher.eval())
-    answering, steps = esper.Spending(watched), afford(store)
+    answering, steps = Spending(watched), afford(store)
     for step in range(steps):
         inputs, targets = next(minibatches)
         with torch.no_grad():

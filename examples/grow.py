@@ -34,6 +34,7 @@ from zoo.training import (
 )
 
 import esper
+import esper.growth.export
 from esper.errors import EsperError
 from esper.lifecycle.actions import Op
 
@@ -137,7 +138,7 @@ def main(
         esper.save(model, run_dir / "model")
         print(f"model: {run_dir / 'model'}\nrun: {run_dir}")
     if export is not None:
-        esper.export(model.finalize(), export, next(splits.train.in_order(2)).inputs)
+        esper.growth.export.export(model.finalize(), export, next(splits.train.in_order(2)).inputs)
         print(f"exported: {export}")
 
 

@@ -26,6 +26,8 @@ import torch
 from torch import nn
 
 import esper
+from esper.grower import PrintDecisions
+from esper.growth.export import export
 
 torch.manual_seed(0)
 x = torch.randn(64, 8)
@@ -55,7 +57,7 @@ grower = esper.Grower(
     evaluate=validation,
     controller="all_at_start",
     horizon=8,
-    callbacks=[esper.PrintDecisions(), esper.RunRecorder("run")],
+    callbacks=[PrintDecisions(), esper.RunRecorder("run")],
 )
 for _ in range(8):
     grower.step(train_loss=[learn(model, optimizer) for _ in range(40)][-1])
@@ -69,7 +71,7 @@ esper.save(model, "saved.safetensors")
 again = esper.load("saved.safetensors", make_host(), example_input=x[:2])
 plain = model.finalize()
 assert torch.equal(again.eval()(x), model.eval()(x)) and torch.allclose(plain.eval()(x), model(x), atol=1e-5)
-esper.export(plain, "grown.pt2", x[:2])
+export(plain, "grown.pt2", x[:2])
 print(torch.export.load("grown.pt2").module()(x[:7]).shape)
 
 blocks = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in range(2)))

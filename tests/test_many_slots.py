@@ -19,6 +19,7 @@ from esper.control.learned import LearnedController
 from esper.control.policy import Policy, PolicySettings
 from esper.control.rules import Heuristic, HeuristicSettings, Never, Planting, Schedule
 from esper.engine.observation import list_features
+from esper.growth.export import export
 from esper.lifecycle.stages import Stage
 from esper.numerics.stacking import Linear, Stackable
 from esper.population.parameters import SeedKind
@@ -209,6 +210,6 @@ def test_it_grows_is_saved_finalized_and_exported(tmp_path: Path) -> None:
     torch.testing.assert_close(plain(deep_examples()), model(deep_examples()))
     assert not torch.equal(plain(deep_examples()), deep_host()(deep_examples()))
 
-    esper.export(plain, tmp_path / "net.pt2", deep_examples(2))
+    export(plain, tmp_path / "net.pt2", deep_examples(2))
     exported = torch.export.load(tmp_path / "net.pt2").module()
     torch.testing.assert_close(exported(deep_examples()), plain(deep_examples()), atol=1e-5, rtol=1e-5)

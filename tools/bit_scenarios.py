@@ -42,7 +42,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import esper
+import esper.grower.branch
 import esper.rl
+from esper.grower.scores import Score
 
 Tree = dict[str, Any]
 Scenario = Callable[[bool, Path], Tree]
@@ -461,8 +463,8 @@ def grower_options(quick: bool, folder: Path) -> Tree:
     measure = esper.Validation("classification", mlp.batches(VALIDATION, 128))
     conflicting = esper.Validation("classification", [(mlp.inputs[:64], mlp.labels[:64].flip(0))])
 
-    def measure_two_sets(model: nn.Module) -> dict[str, esper.Score]:
-        return {"target": esper.Score(*measure(model)), "source": esper.Score(*conflicting(model))}
+    def measure_two_sets(model: nn.Module) -> dict[str, Score]:
+        return {"target": Score(*measure(model)), "source": Score(*conflicting(model))}
 
     def measure_margin(model: nn.Module) -> dict[str, float]:
         loss, accuracy = measure(model)
@@ -610,7 +612,9 @@ def branch(quick: bool, folder: Path) -> Tree:
         problem = PROBLEMS[name]
         loop = Loop(problem, "heuristic", horizon=HORIZON, seed=1)
         first = loop.run(8)
-        rung = esper.branch(loop.model, loop.optimizer, training_flops=2e7, counted_in=loop.grower.spending)
+        rung = esper.grower.branch.branch(
+            loop.model, loop.optimizer, training_flops=2e7, counted_in=loop.grower.spending
+        )
         decay = torch.optim.lr_scheduler.LambdaLR(rung.optimizer, lambda _, spent=rung.spending: 1 - spent.share)
         losses: list[float] = []
         while rung.spending.share < 1:

@@ -19,29 +19,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from esper.api import (
-        Constrained,
-        Decision,
-        EpisodeConfig,
-        Grower,
-        GrowerConfig,
-        GrowingModel,
-        Metric,
-        PrintDecisions,
-        Refit,
-        RunRecorder,
-        Score,
-        Spending,
-        Validation,
-        attach,
-        branch,
-        export,
-        ladder,
-        load,
-        plan_ladder,
-        save,
-        warmup_stable_decay,
-    )
+    from esper.engine.config import EpisodeConfig
+    from esper.grower import Constrained, Decision, Grower, GrowerConfig, Metric, Refit, RunRecorder
+    from esper.grower.validation import Validation
+    from esper.growth.attach import attach
+    from esper.growth.model import GrowingModel
+    from esper.growth.persist import load, save
+    from esper.ladders.ladder import ladder
     from esper.train.trainer import train_controller
 
 __version__ = "0.3.0"
@@ -55,33 +39,41 @@ __all__ = [
     "GrowerConfig",
     "GrowingModel",
     "Metric",
-    "PrintDecisions",
     "Refit",
     "RunRecorder",
-    "Score",
-    "Spending",
     "Validation",
     "__version__",
     "attach",
-    "branch",
-    "export",
     "ladder",
     "load",
-    "plan_ladder",
     "save",
     "train_controller",
-    "warmup_stable_decay",
 ]
-_TRAINING = {"train_controller": "esper.train.trainer"}
-"""Names that only training needs, with their modules: what a training loop of one model imports stays small."""
+_MODULES = {
+    "Constrained": "esper.grower",
+    "Decision": "esper.grower",
+    "EpisodeConfig": "esper.engine.config",
+    "Grower": "esper.grower",
+    "GrowerConfig": "esper.grower",
+    "GrowingModel": "esper.growth.model",
+    "Metric": "esper.grower",
+    "Refit": "esper.grower",
+    "RunRecorder": "esper.grower",
+    "Validation": "esper.grower.validation",
+    "attach": "esper.growth.attach",
+    "ladder": "esper.ladders.ladder",
+    "load": "esper.growth.persist",
+    "save": "esper.growth.persist",
+    "train_controller": "esper.train.trainer",
+}
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name at its first use, so that `esper --help` need not wait for torch."""
-    if name not in __all__:
+    if name not in _MODULES:
         raise AttributeError(f"module 'esper' has no attribute {name!r}")
-    return vars(import_module(_TRAINING.get(name, "esper.api")))[name]
+    return vars(import_module(_MODULES[name]))[name]
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return __all__

@@ -19,6 +19,7 @@ from conformance.kind import Kind, tensors
 from conformance.kinds import CONTROLLERS, KINDS, LEARNED, REFUSED, SENTENCES, every_kind, right_or_a_sentence
 from esper.errors import EsperError
 from esper.growth.example_input import call_host, first_tensor
+from esper.growth.export import export
 from esper.growth.model import GrowingModel
 from esper.lifecycle.stages import Stage
 from factories import stir
@@ -366,5 +367,5 @@ def test_exports_compute_the_same_elsewhere(kind: Kind, form: str, tmp_path: Pat
     if isinstance(inputs, dict):
         inputs = {name: value for name, value in inputs.items() if isinstance(value, torch.Tensor)}
     with right_or_a_sentence(form, kind):
-        esper.export(plain, tmp_path / f"model.{form}", inputs)
+        export(plain, tmp_path / f"model.{form}", inputs)
         assert (tmp_path / f"model.{form}").stat().st_size > 0

@@ -13,7 +13,8 @@ from torch.optim.lr_scheduler import LambdaLR
 import esper
 from esper.control.rules import Planting, Schedule
 from esper.errors import ConfigError, SlotError
-from esper.grower.spending import Spending
+from esper.grower.branch import branch
+from esper.grower.spending import Spending, warmup_stable_decay
 from factories import HELD, make_data, make_growing, validate
 
 
@@ -42,7 +43,7 @@ def grown() -> tuple[esper.GrowingModel, torch.optim.Optimizer]:
 def test_it_goes_on_as_the_model_would_and_leaves_it_as_it_is() -> None:
     model, optimizer = grown()
     before = copy.deepcopy(model.state_dict())
-    rung = esper.branch(model, optimizer)
+    rung = branch(model, optimizer)
     went = learn(rung.model, rung.optimizer)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert went == learn(model, optimizer), "moments included"
@@ -50,7 +51,7 @@ def test_it_goes_on_as_the_model_would_and_leaves_it_as_it_is() -> None:
 
 def test_both_grow_by_themselves_without_a_warning() -> None:
     model, optimizer = grown()
-    rung = esper.branch(model, optimizer)
+    rung = branch(model, optimizer)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         rung.model.slots["2"].germinate("mlp", alpha=1.0)
@@ -73,9 +74,9 @@ def test_it_is_trained_to_its_end_within_a_budget_that_the_growth_pays() -> None
         (loss,) = learn(model, optimizer, 1)
         grower.step(train_loss=loss)
     before = grower.spending.flops
-    rung = esper.branch(model, optimizer, training_flops=1e6, counted_in=grower.spending)
+    rung = branch(model, optimizer, training_flops=1e6, counted_in=grower.spending)
     assert rung.optimizer.param_groups[0]["lr"] == 0.005
-    decay = LambdaLR(rung.optimizer, lambda _: 0.5 * esper.warmup_stable_decay(rung.spending.share, warmup=0, decay=1))
+    decay = LambdaLR(rung.optimizer, lambda _: 0.5 * warmup_stable_decay(rung.spending.share, warmup=0, decay=1))
     while rung.spending.share < 1:
         learn(rung.model, rung.optimizer, 1)
         decay.step()
@@ -90,7 +91,7 @@ def test_it_is_trained_to_its_end_within_a_budget_that_the_growth_pays() -> None
 def test_it_may_be_finished_by_a_grower_of_its_own() -> None:
     model, optimizer = grown()
     model.slots["0"].fossilize()
-    rung = esper.branch(model, optimizer)
+    rung = branch(model, optimizer)
     grower = esper.Grower(rung.model, rung.optimizer, controller="none", evaluate=validate, classes=3)
     (loss,) = learn(rung.model, rung.optimizer, 1)
     grower.step(train_loss=loss)
@@ -102,21 +103,21 @@ def test_it_may_be_finished_by_a_grower_of_its_own() -> None:
     [
         ({"model": nn.Linear(2, 2)}, ConfigError, "give the model that esper.attach returned"),
         ({"training_flops": 0}, ConfigError, "give a number of FLOPs above 0"),
-        ({"counted_in": 3.0}, ConfigError, "give an esper.Spending"),
+        ({"counted_in": 3.0}, ConfigError, "give an esper.grower.spending.Spending"),
         ({"optimizer": torch.optim.SGD(nn.Linear(4, 8).parameters())}, SlotError, "no parameter group for slot"),
     ],
 )
 def test_what_cannot_be_is_refused(options: dict[str, Any], error: type[Exception], words: str) -> None:
     model, optimizer = grown()
     with pytest.raises(error, match=words):
-        esper.branch(**{"model": model, "optimizer": optimizer, **options})
+        branch(**{"model": model, "optimizer": optimizer, **options})
 
 
 def test_that_of_a_compiled_model_is_counted() -> None:
     model, optimizer = grown()
     model.compile(backend="eager")
     learn(model, optimizer, 1)
-    rung = esper.branch(model, optimizer, training_flops=1e6)
+    rung = branch(model, optimizer, training_flops=1e6)
     learn(rung.model, rung.optimizer, 1)
     assert rung.spending.share > 0
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 import esper
 from esper.control.rules import Never
 from esper.errors import ConfigError
-from esper.grower.scores import PENALTY, ConstraintSet
+from esper.grower.scores import PENALTY, ConstraintSet, Score
 from esper.growth.model import GrowingModel
 from esper.lifecycle.actions import Blend, Op
 from esper.lifecycle.rules import Rules
@@ -51,14 +51,14 @@ def trained() -> Net:
     return host
 
 
-def measure(model: GrowingModel, sign: float) -> esper.Score:
+def measure(model: GrowingModel, sign: float) -> Score:
     x, y = data(sign)
     with torch.no_grad():
         answers = model(x)
-    return esper.Score(F.cross_entropy(answers, y), (answers.argmax(1) == y).float().mean())
+    return Score(F.cross_entropy(answers, y), (answers.argmax(1) == y).float().mean())
 
 
-def both(model: GrowingModel) -> dict[str, esper.Score]:
+def both(model: GrowingModel) -> dict[str, Score]:
     return {"target": measure(model, -1), "source": measure(model, 1)}
 
 
@@ -145,7 +145,7 @@ def test_a_culprit_is_found_at_once_though_its_turn_to_be_measured_is_later() ->
 def test_only_what_breaks_a_constraint_is_measured_out_of_turn() -> None:
     calls: list[float] = []
 
-    def counted(model: GrowingModel) -> dict[str, esper.Score]:
+    def counted(model: GrowingModel) -> dict[str, Score]:
         calls.append(0.0)
         return both(model)
 
@@ -187,8 +187,8 @@ def test_known_figures_spare_a_call_if_they_hold_what_is_constrained() -> None:
 
 
 def test_losses_alone_will_do() -> None:
-    def losses(model: GrowingModel) -> dict[str, esper.Score]:
-        return {name: esper.Score(found.loss) for name, found in both(model).items()}
+    def losses(model: GrowingModel) -> dict[str, Score]:
+        return {name: Score(found.loss) for name, found in both(model).items()}
 
     model, optimizer, grower = adapting("look", evaluate=losses, constraints={"source": 1e9}, horizon=12)
     for _ in range(12):
@@ -202,9 +202,9 @@ def test_finish_keeps_nothing_that_breaks_a_constraint_however_far_beyond_it_is(
 
     ended = False
 
-    def told(model: GrowingModel) -> dict[str, esper.Score]:
+    def told(model: GrowingModel) -> dict[str, Score]:
         rise = 2.0 * (ended and any(float(seed.alpha) > 0 for seed in model.seeds.values()))
-        return {"target": esper.Score(1.0, 0.5), "source": esper.Score(1.0 + rise)}
+        return {"target": Score(1.0, 0.5), "source": Score(1.0 + rise)}
 
     model, optimizer, grower = adapting("all_at_start", evaluate=told, constraints={"source": 0.1}, horizon=40)
     for _ in range(3):
@@ -239,13 +239,16 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no objective": ({"objective": None}, "objective is None: give the name of a set"),
     "the objective itself": ({"constraints": {"target": 0.1}}, "is the objective"),
     "not measured": ({"constraints": {"other": 0.1}}, "target, other"),
-    "no scores": ({"evaluate": lambda model: {"target": (1.0, 0.5), "source": (1.0, 0.5)}}, "give an esper.Score"),
+    "no scores": (
+        {"evaluate": lambda model: {"target": (1.0, 0.5), "source": (1.0, 0.5)}},
+        "give an esper.grower.scores.Score",
+    ),
     "a pair as a loss": (
-        {"evaluate": lambda model: {"target": esper.Score((1.0, 0.5)), "source": esper.Score(1.0)}},  # pyright: ignore[reportArgumentType]
+        {"evaluate": lambda model: {"target": Score((1.0, 0.5)), "source": Score(1.0)}},  # pyright: ignore[reportArgumentType]
         "the loss of 'target' is a tuple",
     ),
     "figures as a loss": (
-        {"evaluate": lambda model: {"target": esper.Score(1.0), "source": esper.Score({"loss": 1.0})}},  # pyright: ignore[reportArgumentType]
+        {"evaluate": lambda model: {"target": Score(1.0), "source": Score({"loss": 1.0})}},  # pyright: ignore[reportArgumentType]
         "the loss of 'source' is a mapping",
     ),
     "one figure": ({"evaluate": lambda model: 1.0}, "mapping from target, source"),
@@ -253,7 +256,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no number": ({"constraints": {"source": "1%"}}, "limits is"),
     "no mapping": ({"constraints": ["source"]}, "limits is"),
     "no loss to rise": (
-        {"evaluate": lambda model: {"target": esper.Score(1.0), "source": esper.Score(0.0)}},
+        {"evaluate": lambda model: {"target": Score(1.0), "source": Score(0.0)}},
         "before growth",
     ),
     "nothing can be pruned": (
@@ -292,7 +295,7 @@ def begin_far_off(frozen: bool) -> list[Stage]:
     model = esper.attach(host, {"inner": ["mlp"], "head": ["lora"]}, x, freeze_host=frozen)
     optimizer = torch.optim.Adam(model.parameter_groups(lr=1e-3))
 
-    def evaluate(model: GrowingModel) -> esper.Score:
+    def evaluate(model: GrowingModel) -> Score:
         return measure(model, -1)
 
     grower = esper.Grower(model, optimizer, controller="all_at_start", evaluate=evaluate, classes=CLASSES)

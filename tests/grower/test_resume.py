@@ -24,6 +24,7 @@ from esper.engine.observation import list_features
 from esper.errors import CheckpointError, ConfigError, EsperError, SlotError
 from esper.grower import Grower, GrowerConfig
 from esper.grower.evaluators import Criterion
+from esper.grower.scores import Score
 from esper.grower.state_dict import KEY, GrowthInStateDict, describe_structure, plant_structure
 from esper.lifecycle.actions import Blend, Op
 from esper.serialization.state_files import from_plain, pack_state, to_plain, unpack_state
@@ -233,7 +234,7 @@ def told(**options: Any) -> Grower:
     optimizer = torch.optim.AdamW(model.parameter_groups(lr=1e-2))
     evaluate: Any = (lambda _: {"loss": 0.5, "f1": 0.5}) if options.get("metric") == "f1" else validate
     if "objective" in options:
-        evaluate = lambda model: {name: esper.Score(*validate(model)) for name in ("target", "source")}  # noqa: E731
+        evaluate = lambda model: {name: Score(*validate(model)) for name in ("target", "source")}  # noqa: E731
     if "metric" in options:
         evaluate = esper.Metric(evaluate, options.pop("metric"), options.pop("higher_is_better", None))
     if "objective" in options:

@@ -11,6 +11,7 @@ from torch.optim.lr_scheduler import LambdaLR
 import esper
 from esper.control.rules import Planting, Schedule
 from esper.errors import ConfigError
+from esper.grower.spending import warmup_stable_decay
 from factories import HELD, make_data, make_growing, validate
 
 
@@ -19,17 +20,17 @@ from factories import HELD, make_data, make_growing, validate
     [(0, 0), (0.05, 0.5), (0.1, 1), (0.5, 1), (0.6, 1), (0.7, 0.5), (0.84, 1 - math.sqrt(0.6)), (1, 0), (1.5, 0)],
 )
 def test_it_rises_stays_and_falls(share: float, factor: float) -> None:
-    assert esper.warmup_stable_decay(share, warmup=0.1, decay=0.4) == pytest.approx(factor)
+    assert warmup_stable_decay(share, warmup=0.1, decay=0.4) == pytest.approx(factor)
 
 
 def test_phases_may_be_missing() -> None:
-    assert esper.warmup_stable_decay(0.0, warmup=0, decay=0) == 1
-    assert esper.warmup_stable_decay(1.0, warmup=0, decay=0) == 1
-    assert esper.warmup_stable_decay(1.0, warmup=1, decay=0) == 1
+    assert warmup_stable_decay(0.0, warmup=0, decay=0) == 1
+    assert warmup_stable_decay(1.0, warmup=0, decay=0) == 1
+    assert warmup_stable_decay(1.0, warmup=1, decay=0) == 1
 
 
 def test_by_default_a_fiftieth_rises_and_a_fifth_falls_to_nothing() -> None:
-    factors = [esper.warmup_stable_decay(share) for share in (0.01, 0.02, 0.8, 0.85, 1.0)]
+    factors = [warmup_stable_decay(share) for share in (0.01, 0.02, 0.8, 0.85, 1.0)]
     assert factors == pytest.approx([0.5, 1, 1, 0.5, 0])
     assert factors[-1] == 0, "exactly"
 
@@ -47,7 +48,7 @@ def test_by_default_a_fiftieth_rises_and_a_fifth_falls_to_nothing() -> None:
 )
 def test_what_is_no_share_is_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        esper.warmup_stable_decay(**{"share": 0.5, **options})
+        warmup_stable_decay(**{"share": 0.5, **options})
 
 
 def test_there_is_no_share_without_a_budget() -> None:
@@ -55,7 +56,7 @@ def test_there_is_no_share_without_a_budget() -> None:
     optimizer = torch.optim.SGD(model.parameter_groups(lr=0.1))
     grower = esper.Grower(model, optimizer, controller="none", evaluate=validate, classes=3)
     with pytest.raises(ConfigError, match="give training_flops or seconds"):
-        LambdaLR(optimizer, lambda _: esper.warmup_stable_decay(grower.spending.share))
+        LambdaLR(optimizer, lambda _: warmup_stable_decay(grower.spending.share))
 
 
 def test_what_grows_follows_it_at_a_rate_of_its_own_and_controllers_see_it() -> None:
@@ -66,7 +67,7 @@ def test_what_grows_follows_it_at_a_rate_of_its_own_and_controllers_see_it() -> 
     grower = esper.Grower(
         model, optimizer, controller=plan, evaluate=validate, rules=HELD, classes=3, training_flops=3e6, horizon=40
     )
-    scheduler = LambdaLR(optimizer, lambda _: esper.warmup_stable_decay(grower.spending.share, decay=0.5))
+    scheduler = LambdaLR(optimizer, lambda _: warmup_stable_decay(grower.spending.share, decay=0.5))
     seen: list[float] = []
     while not grower.finished:
         model.train()
@@ -76,7 +77,7 @@ def test_what_grows_follows_it_at_a_rate_of_its_own_and_controllers_see_it() -> 
         optimizer.step()
         scheduler.step()
         share = grower.spending.share
-        factor = esper.warmup_stable_decay(share, decay=0.5)
+        factor = warmup_stable_decay(share, decay=0.5)
         assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.1 * factor, *[0.02 * factor] * 2])
         seen.append(float(grower.network.specs.learning_rates[0]))
         assert seen[-1] == pytest.approx(0.1 * factor)

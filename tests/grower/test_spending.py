@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 import esper
 from esper.control.rules import Never
 from esper.errors import ConfigError
+from esper.grower.branch import branch
 from esper.grower.spending import Spending
 from esper.growth.model import GrowingModel
 
@@ -152,7 +153,7 @@ def test_backward_passes_of_branches_pickles_and_copies_are_their_own() -> None:
     optimizer = torch.optim.SGD(model.parameter_groups(lr=0.1))
     total = Spending(model)
     model(inputs()).sum().backward()
-    rung = esper.branch(model, optimizer, counted_in=total)
+    rung = branch(model, optimizer, counted_in=total)
     rung.model(inputs()).sum().backward()
     assert rung.spending.flops == EXAMPLES * 3 * HOST
     for made in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
@@ -304,7 +305,7 @@ def test_one_beside_another_leaves_it_counting() -> None:
     [
         ({"training_flops": 0}, "give a number of FLOPs above 0"),
         ({"seconds": -1}, "give a number of seconds above 0"),
-        ({"counted_in": 3.0}, "counted_in is a float, 3.0: give an esper.Spending"),
+        ({"counted_in": 3.0}, "counted_in is a float, 3.0: give an esper.grower.spending.Spending"),
         ({"model": torch.nn.Linear(1, 1)}, "give the model that esper.attach returned"),
     ],
 )

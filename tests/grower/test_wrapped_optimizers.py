@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 import esper
 from esper.errors import ConfigError, SlotError
+from esper.grower.branch import branch
 from esper.grower.governor import ModelSnapshot
 from esper.growth.optimizers import unwrap_optimizer
 from factories import HELD, make_data, make_growing, packed, validate, with_evidence
@@ -178,8 +179,8 @@ def test_seeds_planted_by_hand_learn_by_a_wrapper(name: str) -> None:
 def test_branches_and_snapshots_take_the_optimizer_inside(name: str) -> None:
     model = make_growing()
     optimizer = WRAPPERS[name](torch.optim.AdamW(model.parameter_groups(lr=1e-2)))
-    branch = esper.branch(model, optimizer)
-    assert type(branch.optimizer) is torch.optim.AdamW
+    rung = branch(model, optimizer)
+    assert type(rung.optimizer) is torch.optim.AdamW
     snapshot = ModelSnapshot(model, optimizer)
     snapshot.take()
     optimizer.zero_grad()
@@ -221,7 +222,7 @@ def test_what_would_not_train_seeds_is_refused(process_group: None) -> None:
         with pytest.raises(SlotError, match=sentence):
             esper.Grower(model, optimizer, validate, horizon=DECISIONS)
         with pytest.raises(SlotError, match=sentence):
-            esper.branch(model, optimizer)
+            branch(model, optimizer)
     assert model.optimizer_link.optimizer is None
 
 

@@ -11,6 +11,7 @@ from torch import nn
 
 import esper
 from esper.errors import SlotError
+from esper.growth.export import export
 from esper.growth.hooks import find_attached
 from esper.growth.model import GrowingModel
 from esper.growth.slot import Slot
@@ -60,7 +61,7 @@ CASES: dict[str, Case] = {
         {"folder": (), "host": (), "example_input": (VECTOR,)},
     ),
     "export": (
-        esper.export,
+        export,
         lambda folder: {"model": make_host(), "path": folder / "model.pt2", "example_input": INPUTS},
         {"model": ("a module", "a scripted module"), "path": (), "example_input": (VECTOR,)},
     ),
@@ -98,7 +99,7 @@ CASES: dict[str, Case] = {
 def test_every_argument_is_looked_at() -> None:
     free = {"forward", "summary", "preview", "release", "parameter_groups", "without_growth"}
     methods = {name: one for name, one in vars(GrowingModel).items() if inspect.isfunction(one) and name[0] != "_"}
-    functions = {"attach": esper.attach, "save": esper.save, "load": esper.load, "export": esper.export, **methods}
+    functions = {"attach": esper.attach, "save": esper.save, "load": esper.load, "export": export, **methods}
     functions |= {"germinate": Slot.germinate, "set_alpha": Slot.set_alpha}
     assert all(not named(functions.pop(name)) for name in free)
     functions.pop("train")  # torch looks at that

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import esper
 import tiny_transformers
 from esper.errors import ExportError, SlotError
+from esper.grower.branch import branch
 from esper.growth.model import GrowingModel
 from esper.growth.seed import Seed
 
@@ -179,7 +180,7 @@ def test_a_block_in_a_branch_follows_its_host_and_never_sees_the_future() -> Non
     host.set_attn_implementation("eager")
     model = growing("llama", host=host)
     optimizer = torch.optim.SGD(model.parameter_groups(lr=0.01))
-    rung: Any = esper.branch(model, optimizer)
+    rung: Any = branch(model, optimizer)
     rung.model.slots["model.layers.0"].germinate("block_copy", alpha=1.0)
     rung.model(TOKENS, labels=TOKENS).loss.backward()
     rung.optimizer.step()

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import spectral_norm, weight_norm
 
-import esper
+import esper.grower.branch
+import esper.growth.export
 from esper.errors import EsperError, ExportError
 from esper.growth.model import GrowingModel
 
@@ -70,12 +71,12 @@ def export(model: GrowingModel, folder: Path) -> nn.Module:
     host = model.host
     with torch.enable_grad():
         host(torch.randn(3, 4))
-    esper.export(host, folder / "model.pt2", torch.randn(3, 4))
+    esper.growth.export.export(host, folder / "model.pt2", torch.randn(3, 4))
     return host
 
 
 def branch(model: GrowingModel, _: Path) -> nn.Module:
-    return esper.branch(model, torch.optim.SGD(model.parameter_groups(lr=0.1))).model
+    return esper.grower.branch.branch(model, torch.optim.SGD(model.parameter_groups(lr=0.1))).model
 
 
 def copy_block(model: GrowingModel, _: Path) -> nn.Module:

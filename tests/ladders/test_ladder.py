@@ -19,7 +19,9 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorData
 import esper
 import tiny_transformers
 from esper.errors import CheckpointError, ConfigError, DivergedError
+from esper.grower.spending import warmup_stable_decay
 from esper.ladders import ladder as loop
+from esper.ladders.ladder import plan_ladder
 from esper.ladders.rungs import TABLE, Ladder
 from esper.ladders.training import LadderTraining
 from ladders import climbing
@@ -55,9 +57,9 @@ def test_rungs_are_those_of_branches_that_are_copies(tmp_path: Path) -> None:
             learn(model, optimizer, data[step % 2])
             step += 1
 
-    fall = [esper.warmup_stable_decay(part / 4, warmup=0, decay=1) for part in range(4)]
+    fall = [warmup_stable_decay(part / 4, warmup=0, decay=1) for part in range(4)]
     for rung, depth in zip(made.rungs, DEPTHS, strict=True):
-        rise = [esper.warmup_stable_decay(part / STEPS, decay=0) for part in range(16)]
+        rise = [warmup_stable_decay(part / STEPS, decay=0) for part in range(16)]
         train(model, optimizer, 16 if depth == 1 else 4, rise if depth == 1 else [1.0] * 4)
         branch, branch_optimizer = copy.deepcopy((model, optimizer))
         train(branch, branch_optimizer, 4, fall)
@@ -266,7 +268,7 @@ def test_a_folder_holds_one_ladder(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="another plan"):
         make(tmp_path, steps=STEPS + 1)
     with pytest.raises(CheckpointError, match="another plan"):
-        esper.plan_ladder(Decoder(), example_input=tokens(2), depths=[1, 2], steps=STEPS, folder=tmp_path)
+        plan_ladder(Decoder(), example_input=tokens(2), depths=[1, 2], steps=STEPS, folder=tmp_path)
     (tmp_path / TABLE).write_text("{")
     with pytest.raises(CheckpointError, match="damaged"):
         make(tmp_path)

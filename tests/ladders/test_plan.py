@@ -10,13 +10,14 @@ from torch import nn
 
 import esper
 from esper.errors import ConfigError, SlotError
+from esper.ladders.ladder import plan_ladder
 from esper.ladders.plan import LadderPlan
 from ladders.small import DEPTHS, STEPS, Decoder, learn, tokens
 
 
 def plan(model: nn.Module | None = None, **options: Any) -> LadderPlan:
     settings = {"depths": DEPTHS, "steps": STEPS, "example_input": tokens(8)} | options
-    return esper.plan_ladder(Decoder() if model is None else model, **settings)
+    return plan_ladder(Decoder() if model is None else model, **settings)
 
 
 def test_a_plan_prints_every_size_and_what_all_of_them_cost_alone() -> None:

@@ -30,7 +30,7 @@ class Branch:
     ConfigError,
     model=MODEL_ADVICE,
     optimizer=OPTIMIZER_ADVICE,
-    counted_in="give an esper.Spending, such as grower.spending",
+    counted_in="give an esper.grower.spending.Spending, such as grower.spending",
 )
 def branch(
     model: GrowingModel,
@@ -46,8 +46,8 @@ def branch(
     several budgets).
 
     ```python
-    rung = esper.branch(model, optimizer, training_flops=1e12, counted_in=grower.spending)
-    decay = LambdaLR(rung.optimizer, lambda _: esper.warmup_stable_decay(rung.spending.share, warmup=0, decay=1))
+    rung = branch(model, optimizer, training_flops=1e12, counted_in=grower.spending)
+    decay = LambdaLR(rung.optimizer, lambda _: warmup_stable_decay(rung.spending.share, warmup=0, decay=1))
     while rung.spending.share < 1:
         train_one_step(rung.model, rung.optimizer)
         decay.step()

@@ -96,8 +96,8 @@ class GrowerConfig(Settings):
     scored relative to uniform guessing. None: the number of the model's outputs if ``evaluate`` gives an accuracy;
     otherwise losses are scored relative to the first measured loss."""
     training_flops: Flops | None = None
-    """Budget of training FLOPs, as `esper.Spending` counts them, instead of or besides ``horizon``. Controllers observe
-    the fraction spent; at 1, growth is `Grower.finished`."""
+    """Budget of training FLOPs, as `esper.grower.spending` counts them, instead of or besides ``horizon``. Controllers
+    observe the fraction spent; at 1, growth is `Grower.finished`."""
     seconds: Seconds | None = None
     """Budget of seconds since the grower was made, with the same effect."""
     seed: NonNegativeInt = 0

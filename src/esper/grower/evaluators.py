@@ -74,7 +74,7 @@ class Constrained(Evaluator):
     ```
 
     Args:
-        evaluate: Returns a mapping of set names to `esper.Score`.
+        evaluate: Returns a mapping of set names to `esper.grower.scores.Score`.
         objective: Name of the set to improve.
         limits: Maximum relative increase of the loss per other set, relative to the loss when the grower is made.
 

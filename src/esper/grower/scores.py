@@ -180,7 +180,7 @@ class ConstraintSet:
         if not isinstance(result, Mapping) or not all(name in result for name in names):
             raise ConfigError(
                 f"evaluate returned {describe_value(cast(object, result))}: it must return a mapping from "
-                f"{', '.join(names)} to an esper.Score(loss=..., accuracy=...) each"
+                f"{', '.join(names)} to an esper.grower.scores.Score(loss=..., accuracy=...) each"
             )
         sets = cast("Mapping[Any, Any]", result)
         metrics = _parse_score(self.objective, sets[self.objective])
@@ -230,7 +230,7 @@ def name_loss(name: str) -> str:
 def _parse_score(name: str, value: Any) -> Metrics:
     """The checked metrics in the `Score` of the set of that name."""
     if not isinstance(value, Score):
-        raise ConfigError(f"evaluate returned {describe_value(value)} for {name!r}: give an esper.Score")
+        raise ConfigError(f"evaluate returned {describe_value(value)} for {name!r}: give an esper.grower.scores.Score")
     metrics = {LOSS: value.loss} if value.accuracy is None else {LOSS: value.loss, ACCURACY: value.accuracy}
     return parse_metrics({part: read_figure(number, f"the {part} of {name!r}") for part, number in metrics.items()})
 

@@ -34,8 +34,8 @@ class Spending:
     A grower has one, `Grower.spending`. If you grow by hand, make your own:
 
     ```python
-    spending = esper.Spending(model, training_flops=1e12)
-    scheduler = LambdaLR(optimizer, lambda _: esper.warmup_stable_decay(spending.share))
+    spending = Spending(model, training_flops=1e12)
+    scheduler = LambdaLR(optimizer, lambda _: warmup_stable_decay(spending.share))
     ```
 
     Args:
@@ -48,7 +48,7 @@ class Spending:
         ConfigError: an argument has the wrong type; or FLOPs are limited, but torch cannot count all of the host's.
     """
 
-    @check_arguments(ConfigError, model=MODEL_ADVICE, counted_in="give an esper.Spending")
+    @check_arguments(ConfigError, model=MODEL_ADVICE, counted_in="give an esper.grower.spending.Spending")
     def __init__(
         self,
         model: GrowingModel,
@@ -166,7 +166,7 @@ def warmup_stable_decay(
 
     ```python
     grower = esper.Grower(model, optimizer, evaluate=validate, training_flops=1e15)
-    scheduler = LambdaLR(optimizer, lambda _: esper.warmup_stable_decay(grower.spending.share))
+    scheduler = LambdaLR(optimizer, lambda _: warmup_stable_decay(grower.spending.share))
     ```
 
     The factor multiplies the learning rate of each parameter group. Any scheduler works with growth, since slots have

@@ -92,7 +92,7 @@ RUN_ADVICE = f"give the directory of a run of `esper train` or `{GROWER}`"
 _USES = {
     "esper train": "it holds a controller, which `esper evaluate {run}` compares",
     GROWER: "it records a model that grew in a training loop, which `esper report {run}` shows; go on with it in that "
-    "loop, and export its model there by esper.export",
+    "loop, and export its model there by esper.growth.export.export",
 }
 """What a run can be used for, by the program that made it."""
 
