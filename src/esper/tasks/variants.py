@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,7 +52,8 @@ class VariantSuite(Suite):
     table: Families
 
     def variants(self, family: str) -> tuple[str, ...]:
-        return tuple(find_by_name(self.table.kind, family, self.table.variants))
+        names: Iterable[str] = find_by_name(self.table.kind, family, self.table.variants)
+        return tuple(names)
 
     def draw(self, family: str, variant: str, seed: int, rng: np.random.Generator) -> Instance:
         table, hidden = self.table, self.table.find(family, variant)
