@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,11 +52,11 @@ class VariantSuite(Suite):
     table: Families
 
     def variants(self, family: str) -> tuple[str, ...]:
-        names: Iterable[str] = find_by_name(self.table.kind, family, self.table.variants)
-        return tuple(names)
+        return tuple(find_by_name(self.table.kind, family, self.table.variants))
 
     def draw(self, family: str, variant: str, seed: int, rng: np.random.Generator) -> Instance:
         table, hidden = self.table, self.table.find(family, variant)
+        train_sizes: tuple[int, ...] = hidden.train_sizes
         return Instance(
             suite=self.name,
             family=family,
@@ -64,7 +64,7 @@ class VariantSuite(Suite):
             seed=seed,
             widths=hidden.widths,
             learning_rate=draw_log_uniform(*table.learning_rates, rng),
-            train_size=int(rng.choice(hidden.train_sizes)),
+            train_size=int(rng.choice(train_sizes)),
             rent=table.rent,
             label_noise=hidden.label_noise,
             drift_step=int(rng.choice(table.drift_steps)) if hidden.after_drift else None,
