@@ -127,11 +127,7 @@ class UniformStreams:
         return {"streams": [generator.bit_generator.state for generator in self._generators]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from where `state_dict` was called.
-
-        Raises:
-            CheckpointError: the state is of another number of networks.
-        """
+        """Continue from where `state_dict` was called."""
         values = from_plain(self.state_dict(), state, "random streams")
         for generator, position in zip(self._generators, values["streams"], strict=True):
             generator.bit_generator.state = position

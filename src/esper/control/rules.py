@@ -445,11 +445,7 @@ class LookRule:
         return replace(rating, loss_threshold=self._settings.evidence * rating.loss_error)
 
     def rate_candidates(self, observation: Observation) -> CandidateRating:
-        """What is left of the promise of every candidate after its rent.
-
-        Raises:
-            ConfigError: the observation has no features of promise.
-        """
+        """What is left of the promise of every candidate after its rent."""
         return rate_candidates(FeatureReader(observation), self._settings)
 
     def act(self, observation: Observation, masks: ActionMasks, state: None) -> tuple[Actions, None]:

@@ -32,6 +32,8 @@ from esper.grower.controllers import (
 from esper.grower.decision import (
     Decision,
     Ending,
+    TriedModules,
+    advise,
     compute_prices,
     describe_judgements,
     list_changes,
@@ -49,7 +51,6 @@ from esper.grower.refit import Counterfactual, ForkTrainer, require_loss
 from esper.grower.scores import ConstraintSet, Scores
 from esper.grower.spending import Spending
 from esper.grower.state_dict import describe_structure, require_same_slots, require_structure
-from esper.grower.trial_log import TrialLog, advise
 from esper.grower.validation import Validation
 from esper.growth.look import Look
 from esper.growth.model import MODEL_ADVICE, OPTIMIZER_ADVICE, GrowingModel, require_savable
@@ -201,7 +202,7 @@ class Grower:
             *([] if run is None else [RunRecorder(run)]),
             *callbacks,
         ]
-        self.trials = TrialLog()
+        self.trials = TriedModules()
         """Every module that was planted, with its outcome, and the best candidate."""
         self.figures: dict[str, ModuleJudgement] = {}
         """By slot: what decided at the newest decision whether its module is kept, for whoever records it."""
