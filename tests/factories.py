@@ -17,7 +17,7 @@ from esper.control.controller import Controller
 from esper.grower.evaluation import Evaluate
 from esper.growth.attach import Places, attach
 from esper.growth.example_input import Arguments, call_host
-from esper.growth.positions import find_output_tensor
+from esper.growth.hooks import find_output_tensor
 from esper.growth.seed import Seed
 from esper.lifecycle.actions import Blend, Op
 from esper.lifecycle.rules import Rules

@@ -401,7 +401,7 @@ def test_a_transposed_view_is_no_second_name():
 
 def test_what_cannot_be_planted_again_leaves_a_disabled_slot_disabled():
     model = make_growing()
-    model.disable("0")
+    model.slots["0"].enabled = False
     with pytest.raises(SlotError, match="is not available in slot"):
         plant_structure(model, {"0": {"blueprint": "lowrank", "blend": 0, "fossilized": False}})
     assert not model.slots["0"].enabled

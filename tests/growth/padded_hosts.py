@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 import tiny_transformers
 from esper.growth.attach import attach
+from esper.growth.hooks import find_output_tensor
 from esper.growth.model import GrowingModel
-from esper.growth.positions import find_output_tensor
 
 VOCABULARY, EXAMPLES, TOKENS, PADDING, WIDTH = 13, 3, 6, 4, 16
 

@@ -90,14 +90,12 @@ CASES: dict[str, Case] = {
         {"blueprint": (), "generator": (NONE,), "blend": (), "alpha": (NUMBER, ZERO, FRACTION)},
     ),
     "set_alpha": (lambda **given: planted().set_alpha(**given), lambda _: {}, {"alpha": (NUMBER, ZERO, FRACTION)}),
-    "enable": (lambda **given: make_growing().enable(**given), lambda _: {}, {"slot": ()}),
-    "disable": (lambda **given: make_growing().disable(**given), lambda _: {}, {"slot": ()}),
 }
 """How each is called rightly, and the strangers that fit its arguments all the same."""
 
 
 def test_every_argument_is_looked_at() -> None:
-    free = {"forward", "summary", "preview", "release", "parameter_groups", "without_growth"}
+    free = {"forward", "summary", "release", "parameter_groups", "without_growth"}
     methods = {name: one for name, one in vars(GrowingModel).items() if inspect.isfunction(one) and name[0] != "_"}
     functions = {"attach": esper.attach, "save": esper.save, "load": esper.load, "export": export, **methods}
     functions |= {"germinate": Slot.germinate, "set_alpha": Slot.set_alpha}

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from esper.errors import SlotError
 from esper.growth.attach import attach
 from esper.growth.blueprints.registry import for_site, get
-from esper.growth.positions import is_causal
+from esper.growth.probe import is_causal
 from esper.growth.site import Layout, Site
 from growth.blueprint_cases import batch, generator, grown
 

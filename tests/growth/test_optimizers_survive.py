@@ -222,10 +222,28 @@ def test_a_handle_from_compile_trains_what_grows() -> None:
     assert any(parameter.grad is not None for parameter in seed.parameters())
 
 
-@pytest.mark.parametrize("part", ["model", "layer"])
+@pytest.mark.parametrize("way", ["torch.compile", "Module.compile"])
+def test_a_growing_model_that_is_compiled_warns_once(way: str, recwarn: pytest.WarningsRecorder) -> None:
+    torch.compiler.reset()
+    model = make_growing()
+    if way == "torch.compile":
+        handle = torch.compile(model, backend="eager")
+    else:
+        handle = model
+        model.compile(backend="eager")
+    for _ in range(2):
+        handle(torch.ones(3, 4))
+    assert [str(one.message) for one in recwarn if "compile" in str(one.message)] == [
+        "a growing model runs uncompiled at its slots: compile what finalize() returns"
+    ]
+
+
+@pytest.mark.parametrize("part", ["model", "layer", "model in place", "layer in place"])
 def test_a_compiled_model_is_refused(part: str) -> None:
     net = make_host()
-    if part == "layer":
+    if part.endswith("in place"):
+        (net if part == "model in place" else net[2]).compile(backend="eager")
+    elif part == "layer":
         net[2] = torch.compile(net[2], backend="eager")
     else:
         net = torch.compile(net, backend="eager")

@@ -72,7 +72,7 @@ def put(folder: Path, data: bytes) -> None:
 
 def test_what_was_saved_comes_back(tmp_path: Path) -> None:
     model = grown()
-    model.disable("norm")
+    model.slots["norm"].enabled = False
     model(images())  # batch statistics move
     save(model, tmp_path / "new" / "folder")
     other = load(tmp_path / "new" / "folder", fresh(), images())

@@ -237,11 +237,9 @@ def some_padding(host: PaddedHost) -> dict[str, Tensor]:
     return {**arguments, host.mask: mask}
 
 
-def test_scripted_and_compiled_submodules_are_let_alone() -> None:
-    torch.compiler.reset()  # what other tests compiled
-    scripted, compiled = torch.jit.script(nn.Linear(4, 4)), nn.Linear(4, 4)
-    compiled.compile(backend="eager", fullgraph=True)
-    attach(nn.Sequential(nn.Linear(4, 4), scripted, compiled), {"0": ["attention"]}, torch.zeros(2, 3, 4))
+def test_scripted_submodules_are_let_alone() -> None:
+    host = nn.Sequential(nn.Linear(4, 4), torch.jit.script(nn.Linear(4, 4)))
+    attach(host, {"0": ["attention"]}, torch.zeros(2, 3, 4))
 
 
 def test_images_are_not_padded() -> None:

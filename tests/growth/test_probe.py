@@ -185,7 +185,7 @@ class Cells(nn.Module):
 )
 def test_the_advised_submodule_carries_a_slot(block: type[nn.Module], asked: str, advised: str) -> None:
     host, example = Attending(block), torch.randn(2, 5, 4)
-    with pytest.raises(SlotError, match=f"{asked}'.*; name '{advised}' instead"):
+    with pytest.raises(SlotError, match=f"{asked}'.*; name a submodule around it or within it"):
         attach(host, [asked], example)
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in host.modules())
     model = attach(host, [advised], example)

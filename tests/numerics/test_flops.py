@@ -14,6 +14,7 @@ from torch.utils import flop_counter
 from zoo.hosts import Gpt, MlpNet, build_host
 
 import esper
+from esper.growth.blueprints import get
 from esper.growth.model import GrowingModel
 from esper.numerics import flops
 from esper.numerics.flops import count_flops
@@ -313,4 +314,4 @@ def test_attaching_to_what_cannot_be_counted_warns_and_block_copies_still_fit() 
         model = esper.attach(host, {"1": ["block_copy"]}, inputs)
     assert seen[0].filename == __file__
     assert model.host_flops is None
-    assert model.preview().offers[0].flops == 2 * WIDTH * WIDTH
+    assert get("block_copy").flops_at(model.slots["1"].site) == 2 * WIDTH * WIDTH

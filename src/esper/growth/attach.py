@@ -114,7 +114,10 @@ def attach(
             between them is not named or does not act on each unit alone.
         UnknownBlueprintError: a blueprint is not registered.
     """
-    if any(name.rpartition(".")[2] == _COMPILED for name, _ in list_named_modules(model)):
+    # Pickles of `nn.Module` leave out what `Module.compile` has set, and nothing else.
+    parts = list_named_modules(model)
+    compiled = [part for _, part in parts if len(nn.Module.__getstate__(part)) < len(vars(part))]
+    if compiled or any(name.rpartition(".")[2] == _COMPILED for name, _ in parts):
         raise SlotError(
             "the model or a part of it is compiled, and hooks that come later are ignored: attach before torch.compile"
         )

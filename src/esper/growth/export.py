@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,8 +31,8 @@ def export(model: nn.Module, path: FilePath, example_input: Arguments) -> None:
 
     A name that ends in ``.pt2`` gives a file for `torch.export.load`, one in ``.onnx`` one for ONNX (extra ``onnx``).
     It is run on a batch of another size before it replaces an older file: its outputs must equal the model's to 1e-5,
-    or to the precision of its numbers. It returns tensors in tuples, lists and dictionaries, even if the model returns
-    an object such as Hugging Face's `ModelOutput`; parts without a tensor, such as a cache, are left out.
+    or to the precision of its numbers. It returns one tensor as the model does, or a tuple of all tensors, in order,
+    in tuples, lists, dictionaries and objects such as Hugging Face's `ModelOutput` that the model returns.
 
     Args:
         model: From `GrowingModel.finalize`, or any other module.
@@ -76,7 +75,9 @@ def export(model: nn.Module, path: FilePath, example_input: Arguments) -> None:
         if like.shape[:1] == (batch,):
             shapes[tensor] = {0: Dim.DYNAMIC}
     plain = copy_with(model, model, ExportError).cpu().eval()
-    plain.register_forward_hook(lambda _module, _arguments, returned: _make_plain(returned))
+    plain.register_forward_hook(
+        lambda _, __, returned: returned if isinstance(returned, Tensor) else tuple(find_tensors(returned))
+    )
     what = "torch.export cannot trace the model for any batch size"
     try:
         with tempfile.TemporaryDirectory(prefix=".esper-export-", dir=path.parent.absolute()) as folder:
@@ -112,17 +113,3 @@ def export(model: nn.Module, path: FilePath, example_input: Arguments) -> None:
             f"{what} ({reason}): rewrite that code, call torch.export.export yourself with a fixed batch size, or keep "
             "the module by torch.save"
         ) from error
-
-
-def _make_plain(part: Any) -> Any:
-    """A model's output in dictionaries, tuples and lists; parts without a tensor are left out, or None."""
-    if isinstance(part, Tensor):
-        return part
-    if dataclasses.is_dataclass(part) and not isinstance(part, Mapping | type):
-        part = {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
-    if isinstance(part, Mapping):
-        mapping = {name: _make_plain(value) for name, value in cast("Mapping[Any, Any]", part).items()}
-        return {name: value for name, value in mapping.items() if value is not None} or None
-    values = map(_make_plain, cast("list[Any]", part)) if isinstance(part, tuple | list) else ()
-    kept = [value for value in values if value is not None]
-    return (tuple(kept) if isinstance(part, tuple) else kept) or None

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import operator
+import re
 import warnings
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from esper.errors import ExportError, SlotError
 from esper.growth.blueprints.registry import Context, Folded
 from esper.growth.copies import copy_with
-from esper.growth.depth import DepthTracker, deepen
+from esper.growth.depth import CONFIGURATION, DepthTracker, deepen
 from esper.growth.example_input import call_host, fit_example
-from esper.growth.fossils import add_fossil, runs_children
+from esper.growth.fossils import TRACING_ERRORS, add_fossil, runs_children
 from esper.growth.hooks import find_tensors, list_named_modules
-from esper.growth.pretrained import refuse_saving
 from esper.growth.seed import Seed
 from esper.growth.slot import Slot, side_pass
 from esper.numerics.module_state import keep_modes
@@ -37,9 +39,8 @@ _UNKNOWN = (
 )
 
 
-def finalize(model: GrowingModel, unfinished: Literal["keep", "drop", "raise"]) -> nn.Module:
-    """A copy of the host with its seeds folded in; see `GrowingModel.finalize`."""
-    kept = _choose_kept(model, unfinished)
+def build_plain_module(model: GrowingModel, kept: list[str]) -> nn.Module:
+    """A copy of the host with the seeds of the slots ``kept`` folded in."""
     grown = copy_with(model, model, ExportError)
     grown.release()
     host = grown.host
@@ -86,9 +87,9 @@ def finalize(model: GrowingModel, unfinished: Literal["keep", "drop", "raise"]) 
     return host
 
 
-def _choose_kept(model: GrowingModel, unfinished: Literal["keep", "drop", "raise"]) -> list[str]:
+def choose_kept(seeds: Mapping[str, Seed], unfinished: Literal["keep", "drop", "raise"]) -> list[str]:
     """The slots whose seeds become part of the plain model: all fossils, and live seeds as ``unfinished`` decides."""
-    live = {name: seed for name, seed in model.seeds.items() if not seed.fossilized}
+    live = {name: seed for name, seed in seeds.items() if not seed.fossilized}
     descriptions: dict[str, str] = {}
     for name, seed in live.items():
         measured = seed.contribution is not None and not math.isnan(seed.contribution)
@@ -112,7 +113,7 @@ def _choose_kept(model: GrowingModel, unfinished: Literal["keep", "drop", "raise
             "judged, or finalize(unfinished='drop') to drop them all",
             stacklevel=5,
         )
-    return [name for name, seed in model.seeds.items() if seed.fossilized or name in kept]
+    return [name for name, seed in seeds.items() if seed.fossilized or name in kept]
 
 
 def _shift_path(path: str, inserted: str) -> str:
@@ -153,7 +154,7 @@ def _prepare_fossil(host: nn.Module, path: str, slot: Slot, seed: Seed) -> None:
 _CAUSES = {
     Folded.INSERTED: "a block inserted behind {!r} is not run as the next one: the model does not go through its "
     "nn.ModuleList in turn",
-    Folded.MERGED: "what was added to the weight of {!r} does not do what its seed did{}: something else reads that "
+    Folded.MERGED: "what was added to the weight of {!r} does not do what its seed did: something else reads that "
     "weight, too, or changes what the layer returns",
     Folded.WIDENED: "the units that were added to the layers of {!r} do not do what their seed did: something else "
     "reads the weights, too, or changes what the layers return",
@@ -182,25 +183,13 @@ def _require_equal(model: GrowingModel, plain: nn.Module, kept: list[str], ways:
     altered = [*ways.get(Folded.MERGED, []), *ways.get(Folded.WIDENED, [])]
     if not expected and altered:
         warnings.warn(f"whether the layer behind {altered[0]!r} alone reads its weight {_UNKNOWN}", stacklevel=5)
-    equal, when = _are_close(plain, expected, computed), ""
-    # A model may use some weights only in training. Inserted blocks and additional units draw other random numbers.
-    if equal and ways.keys() <= {Folded.MERGED, Folded.NOT} and Folded.MERGED in ways:
-        when = " in training mode"
-        equal = _are_close(plain, *_compute_both(model, plain, kept, training_blocks=ways.get(Folded.NOT, [])))
-    if not equal:
-        causes = [cause.format(ways[way][0], when) for way, cause in _CAUSES.items() if way in ways]
+    if not _are_close(plain, expected, computed):
+        causes = [cause.format(ways[way][0]) for way, cause in _CAUSES.items() if way in ways]
         raise ExportError(f"{', or '.join(causes)}; save the growing model with esper.save")
 
 
-def _compute_both(
-    model: GrowingModel, plain: nn.Module, kept: list[str], training_blocks: list[str] | None = None
-) -> tuple[list[Tensor], list[Tensor]]:
-    """Outputs of both models for the example input, with the same random numbers; empty if they cannot be compared.
-
-    Both are in evaluation mode or, with ``training_blocks`` (slots whose seeds are blocks), in training mode. Even
-    then, torch's own layers and other seeds stay in evaluation mode, so that there is no dropout and no batch is too
-    small for statistics. This shows what the host's own code does in training.
-    """
+def _compute_both(model: GrowingModel, plain: nn.Module, kept: list[str]) -> tuple[list[Tensor], list[Tensor]]:
+    """Outputs of both models in evaluation mode for the example input; empty if there is none."""
     outputs: tuple[list[Tensor], list[Tensor]] = ([], [])
     if model.example.arguments is None:
         return outputs
@@ -209,23 +198,13 @@ def _compute_both(
         for network in (model, plain):
             stack.enter_context(keep_modes(network))
             network.eval()
-        if training_blocks is not None:
-            stack.enter_context(model.frozen.suspended())  # in the plain model nothing is frozen
-            grown = [module for name in training_blocks for module in model.seeds[name].modules()]
-            for module in (*model.host.modules(), *grown, *plain.modules()):
-                module.training = not type(module).__module__.startswith("torch.nn.")
         for name, slot in model.slots.items():
             if name not in kept:
                 stack.enter_context(slot.disabled())
         stack.enter_context(torch.no_grad())
         for network, tensors in zip((model, plain), outputs, strict=True):
             with side_pass(network, ()):
-                try:
-                    returned = find_tensors(call_host(network, example))
-                except Exception:
-                    if training_blocks is not None and network is model:  # the example is none for training
-                        return [], []
-                    raise
+                returned = find_tensors(call_host(network, example))
                 tensors += [part for part in returned if part.is_floating_point() and not part.is_nested]
     return outputs
 
@@ -244,3 +223,77 @@ def _are_close(network: nn.Module, expected: list[Tensor], outputs: list[Tensor]
         if not alike or not torch.allclose(ours, theirs, rtol=0, atol=tolerance, equal_nan=True):
             return False
     return len(expected) == len(outputs)
+
+
+# What `save_pretrained` would lose ------------------------------------------------------------------------------------
+
+METHODS = ("save_pretrained", "push_to_hub")
+"""Methods of Hugging Face models that save the class's own parameters and a configuration."""
+_LOST = (
+    "from_pretrained would lose what grew here, because the configuration does not describe it: save the growing model "
+    "by esper.save, or torch.save(plain.state_dict(), file) of what finalize() returned"
+)
+_PLAIN_TYPES = (bool, int, float, str)
+
+
+def refuse_while_growing(host: nn.Module, slots: Iterable[str]) -> list[tuple[nn.Module, str]]:
+    """Make the methods that save parts of a host with slots raise an ExportError; returns parts and methods."""
+    refused = [(part, method) for part, method in _list_methods(host, slots) if method not in vars(part)]
+    for part, method in refused:
+        vars(part)[method] = _raise_lost
+    return refused
+
+
+def _raise_lost(*_: Any, **__: Any) -> NoReturn:
+    raise ExportError(_LOST)
+
+
+def refuse_saving(plain: nn.Module, changed: Iterable[str]) -> None:
+    """Make the methods that save parts of ``plain`` raise a KeyError with a sentence, without Esper.
+
+    These are the parts with one of the ``changed`` submodules that ``from_pretrained`` would build in another way.
+    """
+    for part, method in _list_methods(plain, changed):
+        if not is_built_alike(part):
+            graph = fx.Graph()
+            _, keywords = graph.placeholder("*arguments"), graph.placeholder("**keywords")
+            graph.output(graph.call_function(operator.getitem, (keywords, _LOST)))
+            vars(part)[method] = fx.GraphModule(nn.Module(), graph, class_name="RefuseSaving")
+
+
+def _list_methods(host: nn.Module, names: Iterable[str]) -> Iterator[tuple[nn.Module, str]]:
+    """Parts of the host around one of the submodules, with each of their methods that saves them."""
+    inner = [f"{name}." for name in names]
+    for name, part in list_named_modules(host):
+        if any(path.startswith(name and f"{name}.") for path in inner):
+            for method in METHODS:
+                if callable(getattr(type(part), method, None)):
+                    yield part, method
+
+
+def is_built_alike(model: nn.Module) -> bool:
+    """Whether ``type(model)(model.config)`` has the same tensors by name and shape, and the same attributes of blocks.
+
+    Only plain attributes that differ between blocks are compared, such as a block's index or the width of its window.
+    The model is built without values, which takes no memory. The result is False if it cannot be built.
+    """
+    try:
+        with torch.device("meta"), torch.random.fork_rng(devices=[]):
+            built = type(model)(copy.deepcopy(vars(model)[CONFIGURATION]))
+    except (*TRACING_ERRORS, NotImplementedError):
+        return False
+    # Shapes of all tensors, and numbers by which blocks depend on their place.
+    shapes, built_shapes = (
+        {name: value.shape for name, value in module.state_dict().items()} for module in (model, built)
+    )
+    return shapes == built_shapes and _list_block_attributes(model) == _list_block_attributes(built)
+
+
+def _list_block_attributes(model: nn.Module) -> dict[str, list[Any]]:
+    """Plain attributes that differ between modules whose names differ only by numbers, by name."""
+    values: dict[str, list[Any]] = defaultdict(list)
+    for path, module in list_named_modules(model):
+        for name, value in vars(module).items():
+            if isinstance(value, _PLAIN_TYPES) and name != "training":
+                values[re.sub(r"\b\d+\b", "*", f"{path}.{name}")].append(value)
+    return {name: group for name, group in values.items() if any(value != group[0] for value in group)}

@@ -201,6 +201,11 @@ def find_tensors(value: Any) -> Iterator[Tensor]:
         yield from find_tensors(part)
 
 
+def find_output_tensor(returned: Any) -> Tensor | None:
+    """The first tensor with axes in the output of a network; None if there is none."""
+    return next((part for part in find_tensors(returned) if part.dim() > 0), None)
+
+
 def find_attached(model: nn.Module) -> str | None:
     """The name of a submodule with a slot after it; None if there is none."""
     for name, part in list_named_modules(model):

@@ -14,13 +14,13 @@ from typing import Any, Literal, Self, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from esper.config.arguments import AtLeastTwo, Batches, Name, NonNegativeInt, PositiveInt, check_arguments
+from esper.config.arguments import AtLeastTwo, Batches, NonNegativeInt, PositiveInt, check_arguments
 from esper.errors import CheckpointError, ConfigError, ExportError, LookError, SlotError
 from esper.growth.blueprints.registry import get
 from esper.growth.copies import Copies
 from esper.growth.depth import CONFIGURATION, DepthTracker
 from esper.growth.example_input import Arguments, ExampleInput, PlainModule, find_input_place, first_tensor
-from esper.growth.finalize import finalize
+from esper.growth.finalize import build_plain_module, choose_kept, refuse_while_growing
 from esper.growth.frozen import FrozenParts, require_no_checkpointing
 from esper.growth.hooks import (
     GROWING_ADVICE,
@@ -36,11 +36,10 @@ from esper.growth.hooks import (
 from esper.growth.look import Look, look
 from esper.growth.optimizers import SLOT_KEY, SLOTS_PREFIX, OptimizerLink, unwrap_optimizer
 from esper.growth.positions import is_mask_or_cache, list_argument_names
-from esper.growth.pretrained import refuse_while_growing
 from esper.growth.probe import probe
 from esper.growth.seed import Seed
 from esper.growth.slot import Slot
-from esper.growth.summary import GrowthSummary, Preview, preview, summarise
+from esper.growth.summary import GrowthSummary, summarise_slot
 from esper.growth.tried import TriedModule
 
 M = TypeVar("M", bound=nn.Module)
@@ -77,7 +76,6 @@ MODEL_ADVICE = (
     "around it"
 )
 """Advice in errors about a growing model argument."""
-_SLOT_ADVICE = "give the name of a slot"
 
 
 Settings = dict[str, tuple[float, ...] | str]
@@ -309,6 +307,7 @@ class GrowingModel(nn.Module):
         self._refused = refuse_while_growing(host, self.slots)
         self.tried: tuple[TriedModule, ...] = ()
         """All modules that a grower has planted, with their outcomes, for `summary`."""
+        self._warned_of_compiling = False
         self.growth_off = False
         """Whether growth is switched off, as within `without_growth`."""
         self.host_parameters = sum(parameter.numel() for parameter in host.parameters())
@@ -355,6 +354,9 @@ class GrowingModel(nn.Module):
     def forward(self, *arguments: Any, **keywords: Any) -> Any:
         """The host's output, with growth."""
         require_untraced()  # an export would fix the current seeds
+        if torch.compiler.is_compiling() and not self._warned_of_compiling:
+            self._warned_of_compiling = True
+            warnings.warn("a growing model runs uncompiled at its slots: compile what finalize() returns", stacklevel=2)
         return self.host(*arguments, **keywords)
 
     def __prepare_scriptable__(self) -> Self:
@@ -474,11 +476,8 @@ class GrowingModel(nn.Module):
         If a grower has planted modules, a second table lists each of them: when it was planted and judged, by what, and
         the measurements that decided it.
         """
-        return summarise(self.slots.values(), self.host_parameters, self.tried, self.matches)
-
-    def preview(self) -> Preview:
-        """Printable table of the parameters and FLOPs of each blueprint available in each free slot."""
-        return preview(self.slots.values(), self.host_parameters)
+        slots = tuple(map(summarise_slot, self.slots.values()))
+        return GrowthSummary(slots, self.host_parameters, self.tried, self.matches)
 
     @check_arguments(LookError, loss="give a function loss(model, batch) that returns the loss of each example")
     def look(
@@ -521,20 +520,6 @@ class GrowingModel(nn.Module):
         """
         require_attached(self)
         return look(self, loss, batches, examples=examples, draws=draws, layers=layers, seed=seed)
-
-    @check_arguments(SlotError, slot=_SLOT_ADVICE)
-    def disable(self, slot: Name) -> None:
-        """Prevent new seeds in ``slot``; an existing seed stays.
-
-        Raises:
-            SlotError: the slot does not exist.
-        """
-        self.slots[slot].enabled = False
-
-    @check_arguments(SlotError, slot=_SLOT_ADVICE)
-    def enable(self, slot: Name) -> None:
-        """Allow seeds in ``slot`` again."""
-        self.slots[slot].enabled = True
 
     def release(self) -> None:
         """Remove the slots from the host, which then computes and learns as before `esper.attach`."""
@@ -594,4 +579,4 @@ class GrowingModel(nn.Module):
                 stacklevel=2,
             )
         require_attached(self)
-        return finalize(self, unfinished)
+        return build_plain_module(self, choose_kept(self.seeds, unfinished))

@@ -11,7 +11,7 @@ get such a batch padded with zeros, and their outputs at padding are dropped.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import zip_longest
 from typing import Any, NoReturn, cast
 
@@ -133,40 +133,6 @@ def refuse_to_mix(slot: str, blueprint: str, found: str) -> NoReturn:
         f"model uses {found!r}: call it without that (use_cache=False for a cache), or choose a blueprint that treats "
         "each position separately, such as 'mlp' or 'lowrank'"
     )
-
-
-def is_causal(network: Callable[[Tensor], Any], inputs: Tensor) -> bool:
-    """Whether the outputs at all earlier positions stay equal when the last position of ``inputs [B, T, ...]`` changes.
-
-    False if the output does not have the same T positions along axis 1, or if T is 1. Also True for a network that
-    mixes no positions, and for one whose outputs do not change at all, perhaps because its last layer is still zero,
-    since both may be language models.
-    """
-    if inputs.dim() < 2 or inputs.shape[1] < 2:
-        return False
-    # Compare the outputs at earlier positions before and after the last position changes.
-    before = find_output_tensor(network(inputs))
-    if before is None or before.dim() != 3 or before.shape[1] != inputs.shape[1]:
-        return False
-    last, changed = inputs[:, -1], inputs.clone()
-    if inputs.is_floating_point():
-        changed[:, -1] = torch.randn(last.shape, generator=torch.Generator().manual_seed(0)).to(inputs)
-    else:  # an index that occurs elsewhere, if any: others may be invalid
-        candidates = inputs[inputs != last.unsqueeze(1)]
-        changed[:, -1] = candidates[0] if len(candidates) else (last == 0).to(inputs.dtype)
-    after = find_output_tensor(network(changed))
-    assert after is not None
-    return torch.allclose(before[:, :-1], after[:, :-1])
-
-
-def find_output_tensor(returned: Any) -> Tensor | None:
-    """The output of a network, if it is a tensor, or the first tensor with axes in a tuple or mapping."""
-    if isinstance(returned, Tensor):
-        return returned
-    if isinstance(returned, Mapping):
-        returned = tuple(cast("Mapping[str, Any]", returned).values())
-    parts = cast("tuple[Any, ...]", returned) if isinstance(returned, tuple) else ()
-    return next((part for part in parts if isinstance(part, Tensor) and part.dim() > 0), None)
 
 
 def pad_nested(ragged: Tensor, tokens: int = 0) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -23,11 +23,16 @@ from esper.growth.example_input import (
     first_tensor,
     replace_input,
 )
-from esper.growth.hooks import find_features, find_tensors, holds_features, list_named_modules, replace_features
+from esper.growth.hooks import (
+    find_features,
+    find_output_tensor,
+    find_tensors,
+    holds_features,
+    list_named_modules,
+    replace_features,
+)
 from esper.growth.positions import (
     CallRecorder,
-    find_output_tensor,
-    is_causal,
     pad_nested,
 )
 from esper.growth.site import Layer, Layout, Site
@@ -169,7 +174,7 @@ def probe(
                 f"of {FEWEST_EXAMPLES} or more, [B, ...]"
             )
         if problem:
-            raise SlotError(f"{problem}; {_suggest_slot(host, name, example_input)}")
+            raise SlotError(f"{problem}; {_ADD_IDENTITY}")
     sites: dict[str, Site] = {}
     for name, (record, *_) in outputs.records.items():
         module = modules[name]
@@ -289,37 +294,33 @@ def _reads_features(host: nn.Module, example_input: Arguments, module: nn.Module
     return not tensors or any(part.is_meta or bool(part.isnan().any()) for part in tensors)
 
 
-def _suggest_slot(host: nn.Module, name: str, example_input: Arguments) -> str:
-    """Advice in place of a slot after ``name``: the nearest submodule around it, or within it, that fits."""
-    # All calls of these modules: first modules around it from the inside out, then those within it from last to first.
-    parts, modules = name.split("."), dict(list_named_modules(host))
-    around = [".".join(parts[:length]) for length in range(len(parts) - 1, 0, -1)]
-    within = [other for other in modules if other.startswith(f"{name}.")]
-    candidates = {
-        other: modules[other]
-        for other in (*around, *within)
-        if other in modules and not isinstance(modules[other], torch.jit.ScriptModule)
-    }
-    outputs = _OutputRecorder(candidates)
-    try:
-        with keep_modes(host), torch.no_grad():
-            host.eval()
-            call_host(host, example_input)
-    finally:
-        outputs.remove()
-    batch = len(first_tensor(example_input))
-    last_first = [other for other in reversed(outputs.records) if other in within]
-    for other in (*around, *last_first):
-        records = outputs.records.get(other, [])
-        fits = not _find_problem(other, [record.output for record in records], batch)
-        if fits and (not records[0].in_tuple or _reads_features(host, example_input, candidates[other])):
-            return f"name {other!r} instead, or {_ADD_IDENTITY}"
-    return _ADD_IDENTITY
+def is_causal(network: Callable[[Tensor], Any], inputs: Tensor) -> bool:
+    """Whether the outputs at all earlier positions stay equal when the last position of ``inputs [B, T, ...]`` changes.
+
+    False if the output does not have the same T positions along axis 1, or if T is 1. Also True for a network that
+    mixes no positions, and for one whose outputs do not change at all, perhaps because its last layer is still zero,
+    since both may be language models.
+    """
+    if inputs.dim() < 2 or inputs.shape[1] < 2:
+        return False
+    # Compare the outputs at earlier positions before and after the last position changes.
+    before = find_output_tensor(network(inputs))
+    if before is None or before.dim() != 3 or before.shape[1] != inputs.shape[1]:
+        return False
+    last, changed = inputs[:, -1], inputs.clone()
+    if inputs.is_floating_point():
+        changed[:, -1] = torch.randn(last.shape, generator=torch.Generator().manual_seed(0)).to(inputs)
+    else:  # an index that occurs elsewhere, if any: others may be invalid
+        candidates = inputs[inputs != last.unsqueeze(1)]
+        changed[:, -1] = candidates[0] if len(candidates) else (last == 0).to(inputs.dtype)
+    after = find_output_tensor(network(changed))
+    assert after is not None
+    return torch.allclose(before[:, :-1], after[:, :-1])
 
 
 _ADD_IDENTITY = (
-    "add an identity to the model (self.grow = nn.Identity()), pass a tensor through it in forward (x = self.grow(x)), "
-    "and name 'grow'"
+    "name a submodule around it or within it, or add an identity to the model (self.grow = nn.Identity()), pass a "
+    "tensor through it in forward (x = self.grow(x)), and name 'grow'"
 )
 
 

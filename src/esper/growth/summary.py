@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from esper.errors import plural
-from esper.growth.blueprints.registry import get
 from esper.growth.site import Layout
 from esper.growth.slot import Slot
 from esper.growth.tried import TriedModule, count_tried, format_signed
@@ -91,76 +90,29 @@ class GrowthSummary:
         ]
         total = ("total", "", "", "", "", f"{self.parameters:,}", f"{self.flops:,}", "", "")
         table = align_columns([titles, *rows, total], numbers_from=titles.index("parameters"))
-        share = _format_share(self.parameters, self)
+        share = f"{self.parameters / self.host_parameters:.1%}" if self.host_parameters else NOTHING
         text = f"{table}\nhost: {self.host_parameters:,} parameters, seeds {share} of that"
         for pattern, count in self.matches.items():
             text += f"\n{pattern!r} matched {plural(count, 'submodule')}"
         return text if not self.tried else f"{text}\n\n{count_tried(self.tried)}\n{_format_tried(self.tried)}"
 
 
-@dataclass(frozen=True)
-class Offer:
-    """Cost of a blueprint in a slot, with the blend ADD."""
-
-    slot: str
-    blueprint: str
-    parameters: int
-    """Number of scalars."""
-    flops: int
-    """FLOPs added to a forward pass of one example, a multiply-add counted as two."""
-
-
-@dataclass(frozen=True, repr=False)
-class Preview:
-    """All blueprints that may germinate now; prints as a table."""
-
-    offers: tuple[Offer, ...]
-    host_parameters: int
-    """Number of scalars of the host without its seeds."""
-
-    def __repr__(self) -> str:
-        titles = ("slot", "blueprint", "parameters", "of the host", "FLOPs")
-        rows = [
-            (one.slot, one.blueprint, f"{one.parameters:,}", _format_share(one.parameters, self), f"{one.flops:,}")
-            for one in self.offers
-        ]
-        return align_columns([titles, *rows], numbers_from=titles.index("parameters"))
-
-
-def summarise(
-    slots: Iterable[Slot], host_parameters: int, tried: tuple[TriedModule, ...], matches: Mapping[str, int]
-) -> GrowthSummary:
-    """Figures of all slots and their seeds, and of the modules that were ``tried``."""
-    summaries: list[SlotSummary] = []
-    for slot in slots:
-        seed, stage = slot.seed, SlotState.DORMANT if slot.enabled else SlotState.DISABLED
-        if seed is not None:
-            stage = SlotState.FOSSILIZED if seed.fossilized else SlotState.LIVE
-        summaries.append(
-            SlotSummary(
-                slot=slot.name,
-                layout=slot.site.layout,
-                shape=slot.site.shape,
-                stage=stage,
-                blueprint=None if seed is None else seed.blueprint.name,
-                parameters=0 if seed is None else seed.parameter_count,
-                flops=0 if seed is None else seed.flops_at(slot.site),
-                alpha=None if seed is None else float(seed.alpha),
-                contribution=None if seed is None else seed.contribution,
-            )
-        )
-    return GrowthSummary(tuple(summaries), host_parameters, tried, matches)
-
-
-def preview(slots: Iterable[Slot], host_parameters: int) -> Preview:
-    """Costs of the blueprints available in slots that are free and enabled."""
-    offers = tuple(
-        Offer(slot.name, name, get(name).parameters_at(slot.site), get(name).flops_at(slot.site))
-        for slot in slots
-        if slot.enabled and slot.occupant is None
-        for name in slot.blueprints
+def summarise_slot(slot: Slot) -> SlotSummary:
+    """Figures of a slot and its seed."""
+    seed, stage = slot.seed, SlotState.DORMANT if slot.enabled else SlotState.DISABLED
+    if seed is not None:
+        stage = SlotState.FOSSILIZED if seed.fossilized else SlotState.LIVE
+    return SlotSummary(
+        slot=slot.name,
+        layout=slot.site.layout,
+        shape=slot.site.shape,
+        stage=stage,
+        blueprint=None if seed is None else seed.blueprint.name,
+        parameters=0 if seed is None else seed.parameter_count,
+        flops=0 if seed is None else seed.flops_at(slot.site),
+        alpha=None if seed is None else float(seed.alpha),
+        contribution=None if seed is None else seed.contribution,
     )
-    return Preview(offers, host_parameters)
 
 
 def _format_tried(tried: Sequence[TriedModule]) -> str:
@@ -187,10 +139,6 @@ def _format_tried(tried: Sequence[TriedModule]) -> str:
 
 def _show(value: float | None, form: str) -> str:
     return NOTHING if value is None else format(value, form)
-
-
-def _format_share(parameters: int, table: GrowthSummary | Preview) -> str:
-    return f"{parameters / table.host_parameters:.1%}" if table.host_parameters else NOTHING
 
 
 def align_columns(rows: Sequence[Sequence[str]], numbers_from: int) -> str:

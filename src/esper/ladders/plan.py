@@ -19,8 +19,8 @@ from esper.errors import ConfigError, plural
 from esper.grower.spending import warmup_stable_decay
 from esper.growth.copies import copy_with
 from esper.growth.example_input import Arguments, call_host, first_tensor, fit_example
+from esper.growth.finalize import METHODS, is_built_alike
 from esper.growth.model import GrowingModel
-from esper.growth.pretrained import METHODS, is_built_alike
 from esper.growth.summary import align_columns
 from esper.ladders.towers import Towers, count_blocks, deepen_in_place, find_towers, grow_towers, plan_copies
 from esper.numerics.flops import count_flops

@@ -21,7 +21,7 @@ from esper.config.settings import Settings
 from esper.errors import CheckpointError, RunError
 from esper.files import TEMPORARY_SUFFIX, parse_json, read_bounded, write_atomically
 from esper.growth.example_input import Arguments, call_host, fit_example
-from esper.growth.pretrained import METHODS
+from esper.growth.finalize import METHODS
 from esper.growth.summary import align_columns
 from esper.ladders.plan import LadderPlan
 from esper.numerics.module_state import keep_buffers, keep_generators, keep_modes
