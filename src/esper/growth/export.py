@@ -82,9 +82,13 @@ def export(model: nn.Module, path: FilePath, example_input: Arguments) -> None:
     try:
         with tempfile.TemporaryDirectory(prefix=".esper-export-", dir=path.parent.absolute()) as folder:
             file, named = Path(folder) / path.name, dict(zip(keywords, traced[count:], strict=True))
+            others_named = dict(zip(keywords, others[count:], strict=True))
+            expected = list(find_tensors(plain(*others[:count], **others_named)))
+            if not expected:
+                raise ExportError("the model returns no tensor: wrap it in a module that does")
             dims = shapes.dynamic_shapes(plain, tuple(traced[:count]), named)
             program = torch.export.export(plain, tuple(traced[:count]), named, dynamic_shapes=dims)
-            what, named = "the file does not run as the model does", dict(zip(keywords, others[count:], strict=True))
+            what = "the file does not run as the model does"
             if path.suffix == ".onnx":
                 torch.onnx.export(program, f=file, dynamo=True, external_data=False, verbose=False)
                 session = importlib.import_module("onnxruntime").InferenceSession(file)
@@ -93,15 +97,12 @@ def export(model: nn.Module, path: FilePath, example_input: Arguments) -> None:
                 returned = [torch.from_numpy(array) for array in arrays]
             else:
                 torch.export.save(program, file)
-                returned = find_tensors(torch.export.load(file).module()(*others[:count], **named))
-            expected = list(find_tensors(plain(*others[:count], **named)))
+                returned = find_tensors(torch.export.load(file).module()(*others[:count], **others_named))
             types = {tensor.dtype for tensor in plain.state_dict().values() if tensor.is_floating_point()}
             tolerance = max([TOLERANCE, *(torch.finfo(dtype).eps for dtype in types)])
             for ours, theirs in zip(expected, returned, strict=True):
                 scale = float(torch.cat([torch.ones(1), ours[ours.isfinite()].detach()]).abs().max())
                 torch.testing.assert_close(theirs, ours, rtol=0, atol=tolerance * scale, equal_nan=True)
-            if not expected:
-                raise ExportError("the model returns no tensor: wrap it in a module that does")
             move_durably(file, path)
     except EsperError:
         raise
