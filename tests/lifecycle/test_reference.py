@@ -91,7 +91,7 @@ def test_tables_verdicts_and_transitions_agree(name: str) -> None:
 
         table, changes = result.table, result.transitions
         assert_tables_agree(table, as_table(population))
-        np.testing.assert_array_equal(result.verdicts.reason, reasons)
+        np.testing.assert_array_equal(result.gates.reason, reasons)
         columns = (changes.before, changes.after, changes.blueprint, changes.cause, changes.reason)
         ours = list(zip(changes.env.tolist(), changes.slot.tolist(), *(c.tolist() for c in columns), strict=True))
         theirs = [

@@ -343,7 +343,7 @@ class RunRecorder(GrowerCallback):
             store.emit(RunResumed(iteration=decisions, platform=platform))
         store.flush()
         self._recorder = DecisionRecorder(grower.engine, grower.network.blueprints, partial(_place, grower.engine))
-        # It continues with the verdicts of the last decision, which judged the stages after the one before it: the
+        # It continues with the gates of the last decision, which were ahead of the stages after the one before it: the
         # newest of each gate that is still ahead.
         last_step = [step.stages for step in store.events(StepTaken) if step.iteration == decisions - 1]
         for event in store.events(GateJudged) if last_step else ():

@@ -22,7 +22,7 @@ from esper.lifecycle.actions import (
     clear_irrelevant_heads,
     count_choices,
 )
-from esper.lifecycle.rules import GATES, Reason, Rules, Verdicts, evaluate_gates
+from esper.lifecycle.rules import GATES, GateResults, Reason, Rules, evaluate_gates
 from esper.lifecycle.stages import LIVE, Stage
 from esper.lifecycle.table import Evidence, SeedTable
 from esper.numerics.arrays import Bools, Ints, map_arrays
@@ -35,8 +35,8 @@ class Grounds:
     """The inputs that masks were derived from, so that an error can name the rule."""
 
     table: SeedTable
-    verdicts: Verdicts
-    """Verdicts of the gate ahead of each slot."""
+    gates: GateResults
+    """The gate ahead of each slot."""
     rules: Rules
     affordable: Bools
     """``[E, S, K]``: blueprints that the budget still allows."""
@@ -180,7 +180,7 @@ def legal_actions(
         affordable = np.ones_like(compatible)
     # What the state of the slots, their gates and the rules allow.
     on_offer = compatible & affordable
-    verdicts = evaluate_gates(table, evidence, rules)
+    gates = evaluate_gates(table, evidence, rules)
     dormant = table.stage == Stage.DORMANT
     steerable = ((table.stage == Stage.BLENDING) | (table.stage == Stage.HOLDING)) & ~table.pruning
     allowed_targets = _mark_allowed(ALPHA_TARGETS, rules.alpha_targets)
@@ -190,9 +190,9 @@ def legal_actions(
     slot = np.zeros((environments, len(Op), slots), dtype=np.bool_)
     slot[:, Op.WAIT, 0] = True
     slot[:, Op.GERMINATE] = dormant & on_offer.any(axis=2)
-    slot[:, Op.ADVANCE] = (table.stage == Stage.TRAINING) & verdicts.passed
+    slot[:, Op.ADVANCE] = (table.stage == Stage.TRAINING) & gates.passed
     slot[:, Op.SET_ALPHA] = retargets.any(axis=2)
-    slot[:, Op.FOSSILIZE] = (table.stage == Stage.HOLDING) & verdicts.passed & table.arrived
+    slot[:, Op.FOSSILIZE] = (table.stage == Stage.HOLDING) & gates.passed & table.arrived
     slot[:, Op.PRUNE] = table.live & ~table.pruning
     slot &= _mark_allowed(list(Op), rules.operations)[:, None]
 
@@ -208,7 +208,7 @@ def legal_actions(
         alpha_target=(allowed_targets & slot[:, Op.GERMINATE, :, None]) | (retargets & slot[:, Op.SET_ALPHA, :, None]),
         alpha_speed=repeat_rows(_mark_allowed(ALPHA_SPEEDS, rules.alpha_speeds)),
         alpha_curve=repeat_rows(_mark_allowed(list(Curve), rules.alpha_curves)),
-        grounds=Grounds(table=table, verdicts=verdicts, rules=rules, affordable=affordable),
+        grounds=Grounds(table=table, gates=gates, rules=rules, affordable=affordable),
     )
 
 
@@ -310,7 +310,7 @@ def _explain_slot(op: Op, slot: int, grounds: Grounds) -> str:
     if grounds.table.pruning[0, slot]:
         return "the seed is already being pruned"
     if op in (Op.ADVANCE, Op.FOSSILIZE):
-        return f"gate {GATES[stage]} is closed, {Reason(grounds.verdicts.reason[0, slot]).name}"
+        return f"gate {GATES[stage]} is closed, {Reason(grounds.gates.reason[0, slot]).name}"
     unaffordable = not grounds.affordable[0, slot].all()  # GERMINATE is the only operation left
     return f"no blueprint is compatible with this slot{' and within the budget' if unaffordable else ''}"
 

@@ -173,8 +173,8 @@ class Reason(IntEnum):
 
 
 @dataclass(frozen=True)
-class Verdicts:
-    """The verdict of the gate ahead of every slot."""
+class GateResults:
+    """Whether the gate ahead of every slot is open, and why."""
 
     passed: Bools
     """Whether the gate is open, ``[E, S]``."""
@@ -182,8 +182,8 @@ class Verdicts:
     """A `Reason`, ``[E, S]``."""
 
 
-def evaluate_gates(table: SeedTable, evidence: Evidence, rules: Rules) -> Verdicts:
-    """The verdict of the gate ahead of each slot, as in `GATES`; the first condition that fails is its reason.
+def evaluate_gates(table: SeedTable, evidence: Evidence, rules: Rules) -> GateResults:
+    """Whether the gate ahead of each slot is open, as in `GATES`; the first condition that fails is its reason.
 
     G1 is before BLENDING or TRAINING, G2 before BLENDING, G3 before HOLDING, G5 before FOSSILIZED.
     """
@@ -201,4 +201,4 @@ def evaluate_gates(table: SeedTable, evidence: Evidence, rules: Rules) -> Verdic
     # In reverse, so that the first failure of a gate overwrites later ones.
     for stage, holds, failure in reversed(conditions):
         reason[(table.stage == stage) & ~holds] = failure
-    return Verdicts(passed=reason == Reason.PASSED, reason=reason)
+    return GateResults(passed=reason == Reason.PASSED, reason=reason)

@@ -22,7 +22,7 @@ from esper.lifecycle.actions import (
     Places,
 )
 from esper.lifecycle.legality import legal_actions, require_legal
-from esper.lifecycle.rules import Isolation, Reason, Rules, Verdicts
+from esper.lifecycle.rules import GateResults, Isolation, Reason, Rules
 from esper.lifecycle.stages import COOLDOWN, OWNING, Stage, make_stage_lookup
 from esper.lifecycle.table import NO_BLUEPRINT, Evidence, SeedTable
 from esper.numerics.arrays import Bools, Float32s, Int8s, Int16s, Ints, merge_arrays
@@ -105,8 +105,8 @@ class Step:
 
     table: SeedTable
     transitions: Transitions
-    verdicts: Verdicts
-    """Verdicts of the gate ahead of each slot, before the step."""
+    gates: GateResults
+    """The gate ahead of each slot, before the step."""
 
 
 def step(
@@ -124,7 +124,7 @@ def step(
     """
     masks = legal_actions(table, evidence, rules, compatible, affordable)
     require_legal(actions, masks)
-    verdicts = masks.grounds.verdicts
+    gates = masks.grounds.gates
 
     # Each slot changes by its environment's action or by time.
     op, slot = actions[:, Head.OP], actions[:, Head.SLOT]
@@ -136,7 +136,7 @@ def step(
     draft = table.copy()
     np.add(draft.stage_age, draft.stage_age < _OLDEST, out=draft.stage_age)
     np.add(draft.seed_age, table.owning & (draft.seed_age < _OLDEST), out=draft.seed_age)
-    _let_time_pass(draft, table, verdicts, causes == Cause.TICK, rules)
+    _let_time_pass(draft, table, gates, causes == Cause.TICK, rules)
     _apply_actions(draft, table, actions, acting)
 
     # Alpha follows its ramp.
@@ -146,8 +146,8 @@ def step(
     np.copyto(draft.alpha, alpha, where=draft.stage == Stage.BLENDING)
     # Changes of alpha and removals need no gate.
     ungated = (causes == Cause.SET_ALPHA) | (causes == Cause.PRUNE)
-    reasons = np.where(ungated, np.int8(Reason.NO_GATE), verdicts.reason)
-    return Step(table=draft, transitions=_list_changes(table, draft, causes, reasons), verdicts=verdicts)
+    reasons = np.where(ungated, np.int8(Reason.NO_GATE), gates.reason)
+    return Step(table=draft, transitions=_list_changes(table, draft, causes, reasons), gates=gates)
 
 
 def remove_seeds(table: SeedTable, slots: Bools) -> tuple[SeedTable, Transitions]:
@@ -210,18 +210,18 @@ def add_fossils(table: SeedTable, blueprints: Ints, blends: Ints, compatible: Bo
     return draft, _list_changes(table, draft, Cause.START, Reason.NO_GATE)
 
 
-def _let_time_pass(draft: SeedTable, table: SeedTable, verdicts: Verdicts, ticking: Bools, rules: Rules) -> None:
+def _let_time_pass(draft: SeedTable, table: SeedTable, gates: GateResults, ticking: Bools, rules: Rules) -> None:
     """Let one step pass in the slots ``ticking [E, S]``."""
     probed = ticking & (table.stage == Stage.GERMINATED)
     blending = ticking & (table.stage == Stage.BLENDING)
-    arrived = blending & verdicts.passed
-    removed = (probed & ~verdicts.passed) | (arrived & table.pruning)
+    arrived = blending & gates.passed
+    removed = (probed & ~gates.passed) | (arrived & table.pruning)
 
     # A probed seed starts to learn, or is removed.
     first = Stage.BLENDING if rules.isolation is Isolation.NONE else Stage.TRAINING
-    _enter_stage(draft, np.nonzero(probed & verdicts.passed), first)
+    _enter_stage(draft, np.nonzero(probed & gates.passed), first)
     if first is Stage.BLENDING:
-        blending |= probed & verdicts.passed
+        blending |= probed & gates.passed
     # A blending seed moves on along its ramp, or holds at its end.
     draft.alpha_elapsed[blending & ~arrived] += 1
     _enter_stage(draft, np.nonzero(arrived & ~table.pruning), Stage.HOLDING)

@@ -15,7 +15,7 @@ from esper.engine.measurements import Evaluation, TrainingReport
 from esper.engine.observation import Observation
 from esper.lifecycle.actions import Op, make_wait_actions
 from esper.lifecycle.legality import ActionMasks
-from esper.lifecycle.rules import Rules, Verdicts
+from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.transitions import Transitions, concatenate_transitions
 from esper.numerics.arrays import Bools, Floats, Ints
@@ -56,8 +56,6 @@ class StepResult:
     problem: termination, not truncation."""
     running: Bools
     """``[E]``: the step was part of the episode, which had not ended before."""
-    verdicts: Verdicts
-    """Verdict of the gate ahead of each slot, before the decision."""
     transitions: Transitions
     """By the decision, and by rollbacks after it."""
     training: TrainingReport
@@ -225,7 +223,6 @@ class Episodes:
             terms=terms,
             finished=self.finished,
             running=running,
-            verdicts=decision.verdicts,
             transitions=concatenate_transitions([decision.transitions, intervention.transitions]),
             training=measurement.training,
             evaluation=evaluation,
