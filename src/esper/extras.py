@@ -12,7 +12,7 @@ from esper.errors import ConfigError, EsperError
 
 DISTRIBUTION = "esper-growth"
 EXTRAS = {
-    "train": ("gymnasium", "jinja2", "markupsafe", "matplotlib", "rich", "scipy", "sklearn", "tyro", "yaml"),
+    "train": ("gymnasium", "jinja2", "matplotlib", "rich", "scipy", "sklearn", "tyro", "yaml"),
     "ui": ("starlette", "uvicorn"),
     "onnx": ("onnx", "onnxruntime", "onnxscript"),
     "ray": ("ray",),

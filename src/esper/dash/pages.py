@@ -26,7 +26,7 @@ from esper.runs.events import (
     RunInterrupted,
     StepTaken,
 )
-from esper.runs.metric import SCORE, Metric, describe_contributions
+from esper.runs.metric import SCORE, RunMetric, describe_contributions
 from esper.runs.reader import EventRecord, RunReader
 from esper.runs.run_directory import RunDirectory, progress_metric, read_progress
 from esper.train.iteration import LEVELS
@@ -206,7 +206,7 @@ def describe_model(reader: RunReader) -> dict[str, Any]:
     """A run of a `Grower`: its model, decisions, seeds' lives, and its figures by decision, from 1."""
     cursor, metadata = reader.last_id(), reader.metadata()
     # The page draws every metric by the same names.
-    metric = Metric.from_metadata(metadata)
+    metric = RunMetric.from_metadata(metadata)
     series = {
         **{name: name for name in _GROWN_FIGURES},
         "metric": metric.scalar,

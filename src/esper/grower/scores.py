@@ -49,7 +49,7 @@ from esper.config.arguments import Advice, NonNegativeFloat, describe_value, rea
 from esper.engine.governor import skill
 from esper.errors import ConfigError
 from esper.grower.example_means import ExampleMean, compute_difference_error
-from esper.runs.metric import ACCURACY, LOSS, Metric
+from esper.runs.metric import ACCURACY, LOSS, RunMetric
 from esper.serialization.state_files import from_plain
 
 UNKNOWN = math.nan
@@ -384,12 +384,12 @@ class Scores:
             return None
         return UNKNOWN if metrics is None else metrics[self.metric] * (-1 if self._rises(self.metric) else 1)
 
-    def metric_spec(self) -> Metric | None:
+    def metric_spec(self) -> RunMetric | None:
         """Name, direction and reference of the metric that growth is about; None until it is known."""
         if not self._has_reference:
             return None
         rises = self._rises(self.metric)
-        return Metric(self.metric, rises, None if rises else self._reference)
+        return RunMetric(self.metric, rises, None if rises else self._reference)
 
     def get_value(self, metrics: Metrics) -> float:
         """The metric that growth is about, in its own units; NaN before the first finite metrics."""

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
 
 from esper.config.loading import MOST_BYTES, format_settings, load_settings
 from esper.dash.formats import difference, duration, join_words, measure, percent, score
@@ -47,7 +46,7 @@ from esper.lab.standings import (
 )
 from esper.lifecycle.stages import Stage
 from esper.runs.events import LifecycleTransition, RolledBack, RunResumed, RunStarted
-from esper.runs.metric import ACCURACY, LOSS, SCORE_MEANING, Metric
+from esper.runs.metric import ACCURACY, LOSS, SCORE_MEANING, RunMetric
 from esper.runs.reader import RunReader
 from esper.runs.run_directory import RUN_ADVICE, STUDY, RunDirectory, RunProgress, read_progress
 from esper.tasks.suite import Split
@@ -143,11 +142,7 @@ class Report:
 
     def render(self) -> str:
         """The page as HTML."""
-
-        def draw(figure: Figure) -> Markup:
-            return Markup(draw_svg(figure))  # in which everything is escaped already
-
-        return _ENVIRONMENT.get_template("page.html").render(page=self, svg=draw, make_anchor=make_anchor)
+        return _ENVIRONMENT.get_template("page.html").render(page=self, svg=draw_svg, make_anchor=make_anchor)
 
     def write(self, folder: Path) -> Path:
         """Write the page into the folder, and beside it the verdicts if there are any; the page's path."""
@@ -247,7 +242,7 @@ def _require_comparable(run: RunDirectory, metadata: Mapping[str, Any], bare: Ru
 
 def _describe_comparison(metadata: Mapping[str, Any], bare: RunDirectory, row: Row) -> Headline:
     """The metric of the grown model and of the bare host after equal training."""
-    metric = Metric.from_metadata(metadata)
+    metric = RunMetric.from_metadata(metadata)
     grown, host, change = (read_numbers([row], name)[0] for name in ("grown", "bare", "difference"))
     note = f"Bare host: {bare.path}. One run of each, so another random seed may change the difference."
     if not math.isfinite(change):
@@ -271,7 +266,7 @@ def _describe_state(metadata: Mapping[str, Any], progress: RunProgress, exhibits
         data = group_rows(rows, "data")
         newest[name] = read_numbers(data.get("validation") or next(iter(data.values())), "value")[-1]
 
-    metric = Metric.from_metadata(metadata)
+    metric = RunMetric.from_metadata(metadata)
     value = newest.get(metric.metric, math.nan)
     if metric.metric == ACCURACY and math.isfinite(value):
         short = f"{percent(value)} accuracy"

@@ -218,13 +218,6 @@ def standings_columns(comparison: Comparison) -> tuple[Column, ...]:
     of training one network. Then follow the reference's mean score minus the row's, how often the reference wins, and
     the adjusted p-value.
     """
-
-    def mark_kind(row: Row) -> str:
-        return "" if row["verdict"] is None else str(row["kind"])
-
-    def mark_difference(row: Row) -> str:
-        return str(row["kind"]) if row["kind"] in ("above", "below") else ""
-
     arms, reference = comparison.standings, comparison.reference.name
     flops = Column("flops", mega, "MFLOP", bounded=True, missing="")
     steps = Column("environment_steps", count, missing="")
@@ -241,11 +234,11 @@ def standings_columns(comparison: Comparison) -> tuple[Column, ...]:
             f"{reference} minus{NO_BREAK_SPACE}it",
             bounded=True,
             missing="",
-            mark=mark_difference,
+            mark=lambda row: str(row["kind"]) if row["kind"] in ("above", "below") else "",
         ),
         Column("probability_of_improvement", percent, f"{reference} wins", missing=""),
         Column("p", p_value, missing=""),
-        Column("verdict", missing="", mark=mark_kind),
+        Column("verdict", missing="", mark=lambda row: "" if row["verdict"] is None else str(row["kind"])),
         *([steps] if any(arm.environment_steps is not None for arm in arms) else []),
     )
 

@@ -23,7 +23,7 @@ METRIC_NAME = f"COALESCE((SELECT json_extract(value, '$') FROM metadata WHERE ke
 
 
 @dataclass(frozen=True)
-class Metric:
+class RunMetric:
     """A metric on validation data, under the user's name for it; in populations usually accuracy."""
 
     metric: str = ACCURACY
@@ -67,13 +67,13 @@ class Metric:
         return f"{'higher' if self.higher_is_better else 'lower'} is better"
 
 
-LOSS_REDUCTION = Metric("loss_gone")
+LOSS_REDUCTION = RunMetric("loss_gone")
 """The metric of populations on a suite whose objective is the loss: its relative reduction below that of guessing."""
 
 
 def describe_contributions(metadata: Mapping[str, Any]) -> str:
     """A sentence that defines a run's contributions and their units, depending on its metadata."""
-    metric = Metric.from_metadata(metadata)
+    metric = RunMetric.from_metadata(metadata)
     text = "Contribution: how much the model depends on a slot's seed, "
     if metric.higher_is_better:
         text += f"{metric.metric} on validation data with it less that without it."

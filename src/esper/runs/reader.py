@@ -186,12 +186,7 @@ class RunReader:
         return self.rows("SELECT time FROM events WHERE id = ?", record.id) == [(record.time,)]
 
     def query(self, sql: str, *parameters: int | str) -> QueryResult:
-        """Run one SELECT on the tables and views.
-
-        Raises:
-            RunError: the SQL is not one SELECT, names something that does not exist, takes too long or returns too
-                much, or the store is damaged.
-        """
+        """Run one SELECT on the tables and views, within limits of time and size."""
         rows: list[tuple[Any, ...]] = []
         with translate_errors(self.path), limit_reading(self._connection, self.path):
             cursor = self._connection.execute(sql, parameters)
@@ -201,11 +196,7 @@ class RunReader:
         return QueryResult(tuple(name for name, *_ in cursor.description or ()), rows)
 
     def rows(self, sql: str, *parameters: int | str) -> list[Any]:
-        """The rows of a query, after checking all columns that are named as a column of a table.
-
-        Raises:
-            RunError: as for `query`, or a value is not valid in its column.
-        """
+        """The rows of a query, after checking all columns that are named as a column of a table."""
         # SQLite stores values of any type in any column, so a damaged or foreign store may contain anything.
         result = self.query(sql, *parameters)
         for name, values in zip(result.columns, zip(*result.rows, strict=True), strict=bool(result.rows)):

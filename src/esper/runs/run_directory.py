@@ -19,7 +19,7 @@ from filelock import lock_descriptor
 from esper.errors import RunError
 from esper.files import LOCK_FILE, TEMPORARY_SUFFIX
 from esper.runs.events import RunEnded, RunFailed, RunInterrupted, RunResumed, RunStarted
-from esper.runs.metric import Metric
+from esper.runs.metric import RunMetric
 from esper.runs.reader import RunReader
 from esper.runs.store import RunStore
 
@@ -218,7 +218,7 @@ class RunDirectory:
         return self.store.is_file() and self.store.stat().st_size > 0
 
 
-OBJECTIVE = Metric("J")
+OBJECTIVE = RunMetric("J")
 """The metric of training runs: the scalar ``objective``."""
 
 
@@ -248,7 +248,7 @@ class RunProgress:
     done: int = 0
     """Number of iterations done, or of decisions of a `Grower`."""
     total: int | None = None
-    metric: Metric = OBJECTIVE
+    metric: RunMetric = OBJECTIVE
     """The metric that measures the run: J in training runs, the metric of growth in runs of a `Grower`."""
     value: float | None = None
     """The metric's newest value, on validation data and in its own units."""
@@ -281,11 +281,11 @@ def read_progress(run: RunDirectory, reader: RunReader) -> RunProgress:
     )
 
 
-def progress_metric(metadata: Mapping[str, Any]) -> tuple[Metric, str]:
+def progress_metric(metadata: Mapping[str, Any]) -> tuple[RunMetric, str]:
     """The metric that measures a run, and the name of the scalar that holds its values."""
     if metadata.get("command") != "grow":
         return OBJECTIVE, "objective"
-    metric = Metric.from_metadata(metadata)
+    metric = RunMetric.from_metadata(metadata)
     return metric, metric.scalar
 
 

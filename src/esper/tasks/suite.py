@@ -127,11 +127,7 @@ class Suite(ABC):
         """A part of an instance's data; phase 1 is after the drift. Raises TaskError if there is no such phase."""
 
     def sample(self, count: int, split: Split, generator: np.random.Generator) -> list[Instance]:
-        """Draw instances so that every prefix of the list is balanced over families and variants.
-
-        Raises:
-            TaskError: the suite has no families for that split.
-        """
+        """Draw instances so that every prefix of the list is balanced over families and variants."""
         # Cycle through the families and, within a family, through its variants, both in random order.
         families = _shuffle_names(self.transfer_families if split == "transfer" else self.families, generator)
         if count and not families:
@@ -151,11 +147,7 @@ class Suite(ABC):
         return sum(parameter.numel() for parameter in self.host(instance).parameters())
 
     def flops(self, instance: Instance) -> int:
-        """FLOPs of a forward pass of an instance's host per example; a multiply-add counts as two.
-
-        Raises:
-            TaskError: the host has operations that cannot be counted.
-        """
+        """FLOPs of a forward pass of an instance's host per example; a multiply-add counts as two."""
         # Two examples, because batch normalisation cannot train on one.
         host, inputs = self.host(instance), torch.zeros(2, *self.input_shape)
         counted = count_flops(host, lambda: host(inputs))

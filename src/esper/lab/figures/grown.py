@@ -45,7 +45,7 @@ from esper.lab.figures.exhibit import (
     read_numbers,
 )
 from esper.lifecycle.stages import OWNING, Stage
-from esper.runs.metric import LOSS, METRIC_NAME, Metric, describe_contributions
+from esper.runs.metric import LOSS, METRIC_NAME, RunMetric, describe_contributions
 from esper.runs.reader import RunReader
 
 ADDED = "added_parameters"
@@ -78,7 +78,7 @@ _MARGIN, _ROW = 0.75, 0.42
 
 def grown_exhibits(metadata: Mapping[str, Any]) -> list[Exhibit]:
     """All figures and tables of a run of a `Grower`, with the run's own metric; their sources are queries."""
-    metric = Metric.from_metadata(metadata)
+    metric = RunMetric.from_metadata(metadata)
     return [
         Figure(
             "curves",
@@ -248,7 +248,7 @@ FROM rollbacks ORDER BY id
 
 def compare_with_bare(store: Path, metadata: Mapping[str, Any], bare_store: Path) -> list[Exhibit]:
     """The figure and the table that compare a run of a `Grower` with a run of the same host without growth."""
-    metric = Metric.from_metadata(metadata)
+    metric = RunMetric.from_metadata(metadata)
     source = Files(
         f"run.db of both runs: the scalars validation_{metric.metric} and validation_loss by iteration. The table has "
         "the last decision of both; parameters are host_parameters in the metadata and the scalar added_parameters.\n"
@@ -324,7 +324,7 @@ def _draw_bare(canvas: Canvas, rows: Sequence[Row]) -> None:
     add_legend(canvas)
 
 
-def _name_measures(metric: Metric) -> str:
+def _name_measures(metric: RunMetric) -> str:
     direction = f" ({metric.direction})" if metric.direction else ""
     return LOSS if metric.is_loss else f"{metric.metric}{direction} and {LOSS}"
 
