@@ -59,7 +59,7 @@ def main() -> None:
         actions, state = controller.act(episodes.observe(), episodes.legal_actions(), state)
         episodes.step(actions)
         population.execution.train(True)
-        run, host = prepare_forward(population, select_blended(population)).passes[0].run, population.host.parameters
+        run, host = prepare_forward(population, select_blended(population))[0].run, population.host.parameters
         leaves = [leaf for block in population.flat.blocks for leaf in block.parameters.values()]
 
         def compute_total(inputs: Tensor, labels: Tensor) -> Tensor:

@@ -215,11 +215,11 @@ MUTATIONS = (
         "D15",
     ),
     Mutation(
-        "the forward program is prepared anew for each minibatch",
+        "the forward passes are prepared anew for each minibatch",
         "population/learning.py",
         "        batch_losses: list[Tensor] = []\n",
         "        batch_losses: list[Tensor] = []\n"
-        "        joint_passes = prepare_forward(population, select_blended(population), generators).passes\n",
+        "        joint_passes = prepare_forward(population, select_blended(population), generators)\n",
         "D16",
     ),
     Mutation(

@@ -1,4 +1,4 @@
-"""Wrappers of ``evaluate`` that choose the metric, set constraints, or judge modules by refitting.
+"""Wrappers of ``evaluate`` that choose the metric, set constraints, or measure modules by refitting.
 
 They can be nested: ``Refit(Constrained(measure_two_sets, "target", {"source": 0.01}))``. Each can be called with the
 model like the function it wraps.
@@ -97,11 +97,11 @@ class Constrained(Evaluator):
 
 
 class Refit(Evaluator):
-    """Judges a module on trial against a fork of the model that trains without it, instead of switching it off.
+    """Measures a module against a fork of the model that trains without it, instead of switching it off.
 
     Switching a module off overstates its benefit, since host and module have adapted to each other. A fork costs one
-    more pass per minibatch for each module on trial. It requires ``loss`` in the configuration and a call of
-    `Grower.isolated_backward` in the loop. A module has a contribution from its fork's second decision on.
+    more pass per minibatch for each module that is not kept yet. It requires ``loss`` in the configuration and a call
+    of `Grower.isolated_backward` in the loop. A module has a contribution from its fork's second decision on.
 
     Args:
         evaluate: Measures the model and its forks.

@@ -64,25 +64,16 @@ class ForwardPass:
     """Computes outputs ``[e, N', ...]`` from inputs ``[e, N, ...]`` and all hosts' parameters ``[E, *shape]``."""
 
 
-@dataclass(frozen=True)
-class ForwardProgram:
-    """The forward pass of all networks, in as many parts as the config's limit requires.
-
-    It is valid for any number of batches, until the population's next decision.
-    """
-
-    passes: Sequence[ForwardPass]
-
-    def __call__(self, inputs: Tensor, host: Parameters) -> Tensor:
-        """Outputs ``[E, N', ...]`` from inputs ``[E, N, ...]`` and the hosts' parameters ``[E, *shape]``."""
-        if len(self.passes) == 1:
-            return self.passes[0].run(inputs, host)
-        return torch.cat([part.run(inputs[part.networks], host) for part in self.passes])
+def run_passes(passes: Sequence[ForwardPass], inputs: Tensor, host: Parameters) -> Tensor:
+    """Outputs ``[E, N', ...]`` of all networks from inputs ``[E, N, ...]`` and hosts' parameters ``[E, *shape]``."""
+    if len(passes) == 1:
+        return passes[0].run(inputs, host)
+    return torch.cat([part.run(inputs[part.networks], host) for part in passes])
 
 
 def forward(population: Population, active: ActiveSeeds, inputs: Tensor) -> Tensor:
     """Outputs ``[E, N, ...]`` on ``inputs`` ``[E, N, ...]``."""
-    return prepare_forward(population, active)(inputs, population.host.parameters)
+    return run_passes(prepare_forward(population, active), inputs, population.host.parameters)
 
 
 def prepare_forward(
@@ -90,14 +81,14 @@ def prepare_forward(
     active: ActiveSeeds,
     generators: Sequence[torch.Generator] = (),
     banks: Mapping[SeedKind, SeedBank] | None = None,
-) -> ForwardProgram:
-    """The forward pass with these seeds. If not all of them learn, the hosts' buffers stay unchanged.
+) -> list[ForwardPass]:
+    """The passes of all networks with these seeds. If not all of them learn, the hosts' buffers stay unchanged.
 
     In training mode, hosts that draw random numbers (`Execution.draws`) need ``generators``, one per network. ``banks``
     has the seeds; None: all banks of the population.
     """
     make_slot_op, keep_buffers = prepare_slot_op(population, active, banks), active.learning is not None
-    return build_program(population, make_slot_op, keep_buffers=keep_buffers, generators=generators)
+    return build_passes(population, make_slot_op, keep_buffers=keep_buffers, generators=generators)
 
 
 def prepare_slot_op(
@@ -144,22 +135,24 @@ def find_slot_seeds(
     return SlotSeeds(slices, torch.from_numpy(owners - networks.start).to(device, non_blocking=True))
 
 
-def build_program(
+def build_passes(
     population: Population,
     make_slot_op: MakeSlotOp,
     *,
     keep_buffers: bool = False,
     generators: Sequence[torch.Generator] = (),
-) -> ForwardProgram:
-    """The forward pass with these slot ops; with ``keep_buffers``, the hosts' buffers stay unchanged."""
+) -> list[ForwardPass]:
+    """The passes with these slot ops, as many as the config's limit requires.
+
+    They are valid for any number of batches, until the population's next decision. With ``keep_buffers``, the hosts'
+    buffers stay unchanged.
+    """
     size, limit = population.size, population.config.networks_per_pass or population.size
     spans = [range(first, min(first + limit, size)) for first in range(0, size, limit)]
-    return ForwardProgram(
-        [
-            _build_pass(population, make_slot_op, networks, keep_buffers, generators[networks.start : networks.stop])
-            for networks in spans
-        ]
-    )
+    return [
+        _build_pass(population, make_slot_op, networks, keep_buffers, generators[networks.start : networks.stop])
+        for networks in spans
+    ]
 
 
 def _build_pass(
@@ -228,8 +221,8 @@ def _time_pass(population: Population, inputs: Tensor) -> float:
         torch.cuda.synchronize(inputs.device)
     start = time.perf_counter()
     # Running statistics must stay unchanged.
-    program = build_program(population, prepare_slot_op(population, select_blended(population)), keep_buffers=True)
-    total = program(inputs, population.host.parameters).square().sum()
+    passes = build_passes(population, prepare_slot_op(population, select_blended(population)), keep_buffers=True)
+    total = run_passes(passes, inputs, population.host.parameters).square().sum()
     torch.autograd.grad(total, list(population.host.parameters.values()))
     if on_cuda:
         torch.cuda.synchronize(inputs.device)

@@ -92,13 +92,13 @@ def start_training(
 
     # The passes are valid for all minibatches, because seeds change only with decisions.
     generators = make_generators(population, isolated=False)
-    joint_passes = prepare_forward(population, select_blended(population), generators, banks).passes
+    joint_passes = prepare_forward(population, select_blended(population), generators, banks)
     isolated = select_isolated(population)
     isolated_passes: Sequence[ForwardPass | None] = [None] * len(joint_passes)
     if isolated is not None:
         # Not the generators of the joint pass: whether there is an isolated pass depends on all networks.
         generators = make_generators(population, isolated=True)
-        isolated_passes = prepare_forward(population, isolated, generators, banks).passes
+        isolated_passes = prepare_forward(population, isolated, generators, banks)
     fixed_host = {name: stacked.detach() for name, stacked in host.parameters.items()}
     leaves = [leaf for block in blocks for leaf in block.parameters.values()]
     place_of_value = _locate_gradients(flat, blocks)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from esper.numerics.arrays import Bools, Float32s
 from esper.population.execution import SlotOp
-from esper.population.forward import ActiveSeeds, build_program, find_slot_seeds
+from esper.population.forward import ActiveSeeds, build_passes, find_slot_seeds, run_passes
 from esper.population.population import Population
 from esper.population.slot_ops import BankSlice, add_to_rows_in_place, append_branches, gather_rows
 
@@ -177,7 +177,7 @@ def forward_variants(population: Population, variants: Variants, inputs: Tensor)
         banks = zip(seeds.slices, torch.split(seeds.rows, seeds.sizes), alphas, strict=True)
         return BranchingOp(branches.parents, plan.list_parents(slot), examples, list(banks))
 
-    outputs = build_program(population, make_slot_op)(batch, population.host.parameters)
+    outputs = run_passes(build_passes(population, make_slot_op), batch, population.host.parameters)
 
     # From blocks to variants.
     outputs = outputs.view(len(outputs), plan.blocks, examples, *outputs.shape[2:])

@@ -32,7 +32,7 @@ from esper.numerics.arrays import Bools, Ints
 from esper.numerics.deferred import to_arrays
 from esper.numerics.random_streams import module_generator
 from esper.population.execution import Parameters, SlotOp
-from esper.population.forward import build_program, prepare_slot_op, select_blended
+from esper.population.forward import build_passes, prepare_slot_op, run_passes, select_blended
 from esper.population.learning import Batch
 from esper.population.parameters import StackedParameters
 from esper.population.population import Population
@@ -188,7 +188,7 @@ def _record_calls(population: Population, batch: Batch) -> list[RecordedCall]:
 
     with torch.enable_grad():
         host = {name: stacked.detach() for name, stacked in population.host.parameters.items()}
-        logits = build_program(population, make_recording_op, keep_buffers=True)(batch.inputs, host)
+        logits = run_passes(build_passes(population, make_recording_op, keep_buffers=True), batch.inputs, host)
         # Losses are summed over examples and averaged over the positions of each.
         positions = batch.labels[0, 0].numel()
         # Summed separately, because on a GPU the loss function would sum in any order.
