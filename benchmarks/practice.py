@@ -198,7 +198,7 @@ def train_host(pair: Pair, controller: str, seed: int, epochs: int, rules: Rules
     for epoch in range(1, epochs + 1):
         forward = model.host_flops + count_seed_flops(*model.slots.values())
         # Each fork goes without the seed of the slot that it is named by.
-        forks = sum(forward - count_seed_flops(model.slots[name]) for name in grower.forks.forks)
+        forks = sum(forward - count_seed_flops(model.slots[name]) for name in grower.backend.forks.forks)
         flops += TRAINING_PASSES * learned * (forward + forks)
         epoch_began, order = time.perf_counter(), numpy_generator(seed, ORDER, epoch)
         trained = train_epoch(model, optimizer, splits.train, kind.batch_size, order, grower.isolated_backward)

@@ -15,6 +15,7 @@ from esper.engine.governor import GovernorSettings
 from esper.engine.measurements import TrainingReport
 from esper.engine.observation import Observation
 from esper.engine.promises import PromiseSettings
+from esper.grower.backend import ModelTraining
 from esper.lifecycle.transitions import Step
 from esper.numerics.arrays import Bools, Ints
 from esper.numerics.deferred import Deferred
@@ -96,12 +97,12 @@ def model_cycle(config: EpisodeConfig = CONFIG) -> Cycle:
     """One model that a plain loop trains."""
     loop = Loop("look", horizon=HORIZON, conduct=config, rules=QUICK, seed=3)
     grower, backend = loop.grower, loop.grower.backend
-    recorder = grower._promise_recorder
+    recorder = grower.backend.promise_recorder
     assert recorder is not None
 
     def train() -> Deferred[TrainingReport]:
-        grower._gradients.clear()
-        grower._gradients.watch(loop.model.seeds.values())
+        grower.backend.gradients.clear()
+        grower.backend.gradients.watch(loop.model.seeds.values())
         recorder.clear()
         recorder.set_recording(True)
         loop.model.train()
@@ -110,7 +111,7 @@ def model_cycle(config: EpisodeConfig = CONFIG) -> Cycle:
         loss.backward()
         loop.optimizer.step()
         recorder.set_recording(False)
-        report = TrainingReport(np.array([loss.item()]), np.array([np.nan]), *grower._gradients.report())
+        report = ModelTraining(np.array([loss.item()]), np.array([np.nan]), *grower.backend.gradients.report())
         return Deferred((), lambda: report)
 
     def poison(network: int) -> None:

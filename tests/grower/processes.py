@@ -68,8 +68,8 @@ def main(folder: Path, rank: int, how: str) -> None:
     grower = Grower(
         model,
         optimizer,
-        EAGER if how == "look" else "random",
-        evaluate=evaluate,
+        evaluate,
+        controller=EAGER if how == "look" else "random",
         horizon=20,
         seed=SEED + rank,
         rules=rules,
@@ -124,7 +124,7 @@ def copy_forks(grower: Grower) -> dict[str, dict[str, Any]]:
     """The tensors of all forks there are now, by slot."""
     return {
         slot: {name: copy.deepcopy(value) for name, value in fork.items() if not isinstance(value, str)}
-        for slot, fork in grower.forks.state_dict()["forks"].items()
+        for slot, fork in grower.backend.forks.state_dict()["forks"].items()
     }
 
 

@@ -70,7 +70,6 @@ FITS: dict[str, dict[str, Fits]] = {
     "load_state_dict": {"state": ()},
     "close": {},
     "finish": {},
-    "describe_config": {},
     "state_dict": {},
 }
 """By method and argument, the strangers that fit."""

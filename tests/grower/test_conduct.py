@@ -119,7 +119,7 @@ def in_a_grower(settings: GovernorSettings, course: Course) -> list[Any]:
             grower.step(train_loss=loss, val_loss=1.0, accuracy=accuracy)
         except DivergedError:
             return [*found, (float(weight.detach()[0, 0]), 1.0), "over"]
-        found.append((float(weight.detach()[0, 0]), float(grower.governor.rollbacks_used[0])))
+        found.append((float(weight.detach()[0, 0]), float(grower.engine.governor.rollbacks_used[0])))
     return found
 
 

@@ -127,7 +127,7 @@ def test_the_worst_seed_goes_though_training_is_unusual(monkeypatch: pytest.Monk
     """Otherwise nothing is pruned then, since what is measured may soon be another."""
     model, optimizer, grower = adapting("all_at_start", constraints={"source": 0.0}, horizon=16)
     disallowed = {Op.PRUNE, Op.FOSSILIZE}
-    monkeypatch.setattr(grower._learning, "find_disallowed_operations", lambda *_, **__: {*disallowed})
+    monkeypatch.setattr(grower.backend.learning, "find_disallowed_operations", lambda *_, **__: {*disallowed})
     decisions = [grower.step(train_loss=go(model, optimizer)) for _ in range(8)]
     assert Op.PRUNE in [decision.op for decision in decisions if decision.broken]
     assert Op.PRUNE not in [decision.op for decision in decisions if not decision.broken]
@@ -162,14 +162,14 @@ def test_only_what_breaks_a_constraint_is_measured_out_of_turn() -> None:
 
 def test_a_reference_is_the_model_before_growth_and_survives_resumption() -> None:
     model, optimizer, grower = adapting(Never())
-    assert grower.constraints.references == {"source": float(both(model)["source"].loss)}
+    assert grower.backend.constraints.references == {"source": float(both(model)["source"].loss)}
     grower.step(train_loss=go(model, optimizer, 1))
     state = grower.state_dict()
     again, _other, resumed = adapting(Never())
     with torch.no_grad():
         again.host.head.bias += 1
     resumed.load_state_dict(state)
-    assert resumed.constraints.references == grower.constraints.references
+    assert resumed.backend.constraints.references == grower.backend.constraints.references
 
 
 def test_known_figures_spare_a_call_if_they_hold_what_is_constrained() -> None:
@@ -277,7 +277,7 @@ def test_what_cannot_be_is_refused(wrong: str) -> None:
 @pytest.mark.parametrize("limit", [np.float32(0.25), torch.tensor(0.25), Fraction(1, 4), np.int64(0)])
 def test_limits_are_any_real_numbers(limit: Any) -> None:
     _model, _optimizer, grower = adapting(Never(), constraints={"source": limit})
-    assert grower.constraints.limits == {"source": float(limit)}
+    assert grower.backend.constraints.limits == {"source": float(limit)}
 
 
 def test_an_objective_needs_no_constraints() -> None:

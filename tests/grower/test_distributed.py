@@ -186,6 +186,6 @@ def test_alone_nothing_is_sent():
     processes = Processes()
     model = make_growing()
     processes.synchronize([model.slots["0"].germinate("mlp", alpha=1.0)])
-    assert processes.broadcast(lambda: 3) == 3
+    assert processes.run_on_first_process(lambda: 3) == 3
     with pytest.raises(ZeroDivisionError):
-        processes.broadcast(lambda: 1 // 0)
+        processes.run_on_first_process(lambda: 1 // 0)

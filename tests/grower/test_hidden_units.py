@@ -62,7 +62,7 @@ def test_a_growth_with_units_resumes() -> None:
 
 def test_training_shows_what_looking_promises() -> None:
     model, grower = growing("look", conduct=esper.EpisodeConfig(promise=PromiseSettings(examples=96)))
-    recorder = grower._promise_recorder
+    recorder = grower.backend.promise_recorder
     assert recorder is not None
     recorder.set_recording(True)
     inputs, labels = make_data()

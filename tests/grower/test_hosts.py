@@ -88,7 +88,7 @@ def test_counterfactuals_are_what_taking_the_seed_out_by_hand_shows(host: Host) 
             measure_model(training.model, table, training.evaluate, parse_metrics, None, due),
             training.model,
             table,
-            training.grower.scores,
+            training.grower.backend.scores,
         )
         usual = training.evaluate(training.model)
         for place, name in enumerate(training.model.slots):

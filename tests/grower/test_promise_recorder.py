@@ -126,11 +126,11 @@ def test_slots_that_are_taken_are_not_measured(given: bool) -> None:
     grower = Grower(model, optimizer, controller=eager, evaluate=validate, horizon=20)
     for _ in range(3):
         plainly(model, optimizer, inputs, labels)
-        grower.step(train_loss=1.0, look=look(model, inputs, labels) if given and grower.looks_next else None)
+        grower.step(train_loss=1.0, look=look(model, inputs, labels) if given and grower.promises_due else None)
     (taken,) = model.seeds
     found = {slot for slot, _ in promises(grower)}
     assert found == set(model.slots) - {taken}
-    assert not grower.looks_next
+    assert not grower.promises_due
 
 
 def test_where_no_free_slot_is_enabled_it_is_not_due_forever() -> None:
@@ -144,7 +144,7 @@ def test_where_no_free_slot_is_enabled_it_is_not_due_forever() -> None:
     for _ in range(PROMISE.first):
         plainly(model, optimizer, inputs, labels)
         grower.step(train_loss=1.0)
-    assert not grower.looks_next
+    assert not grower.promises_due
 
 
 def test_passes_on_the_side_are_not_heard() -> None:
@@ -166,7 +166,7 @@ def test_passes_on_the_side_are_not_heard() -> None:
                 look(model, inputs[:20], labels[:20])
             optimizer.step()
             grower.step(train_loss=1.0)
-        assert grower.forks.forks
+        assert grower.backend.forks.forks
         heard.append(promises(grower))
     assert heard[0] == heard[1]
 
@@ -190,7 +190,7 @@ def test_what_learns_apart_is_not_heard() -> None:
         optimizer.zero_grad()
         total.backward()
         optimizer.step()
-    assert grower.forks.forks
+    assert grower.backend.forks.forks
     kept = grower.state_dict()["memory"]["promises"]
     assert [len(minibatches) for minibatches in kept.values()] == [1, 1]
 
@@ -360,7 +360,7 @@ def test_one_that_goes_on_with_other_plans_listens_by_these() -> None:
     often = EpisodeConfig(promise=PromiseSettings(every=1, first=1, examples=16))
     longer = Loop("look", horizon=60, conduct=often)
     longer.grower.load_state_dict(loop.saved()["grower"])
-    assert longer.grower.looks_next
+    assert longer.grower.promises_due
     longer.epoch()
     assert promises(longer.grower)
 
@@ -431,7 +431,7 @@ def test_a_look_that_could_not_be_taken_is_taken_next_time() -> None:
     with pytest.warns(UserWarning, match="no gradients were recorded") as found:
         grower.step(train_loss=1.0)
     assert {warning.filename for warning in found} == {__file__}, "warnings point to the loop"
-    assert grower.looks_next
+    assert grower.promises_due
     assert grower.engine.promises is not None
     assert np.isinf(grower.engine.promises.age[0])
     plainly(model, optimizer, inputs, labels)

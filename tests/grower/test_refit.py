@@ -213,7 +213,7 @@ def compared(training: Training, grower: Grower) -> int:
         if hand is not None:
             hand.learn(seen)
             expected = hand.mine.tensors()
-            found = forked(grower.forks.forks["0"], training.model)
+            found = forked(grower.backend.forks.forks["0"], training.model)
             assert expected.keys() == found.keys()
             for name, tensor in expected.items():
                 torch.testing.assert_close(found[name], tensor, rtol=0, atol=0, msg=name)
@@ -226,7 +226,7 @@ def compared(training: Training, grower: Grower) -> int:
             else:
                 assert "0" not in decision.contributions
             hand.follow()
-        elif "0" in grower.forks.forks:
+        elif "0" in grower.backend.forks.forks:
             hand = ByHand(training)
     return checked
 
@@ -274,7 +274,7 @@ def test_the_model_does_not_notice(host: Build, how: str) -> None:
         for _ in range(DECISIONS):
             training.learn(grower.isolated_backward)
             grower.step(train_loss=1.0)
-        assert (len(grower.forks.forks) == 2) is (evidence == "refit")
+        assert (len(grower.backend.forks.forks) == 2) is (evidence == "refit")
         moments = [v for s in training.optimizer.state.values() for v in s.values() if isinstance(v, Tensor)]
         return training.tensors(), [*seen, *moments, torch.get_rng_state()]
 
@@ -364,7 +364,7 @@ def test_the_gate_says_that_nothing_was_measured() -> None:
         training.learn(grower.isolated_backward)
         before = grower.network.table
         grower.step(train_loss=1.0)
-        verdicts = evaluate_gates(before, grower.network.evidence, grower.rules)
+        verdicts = evaluate_gates(before, grower.network.evidence, grower.config.rules)
         reasons.append([int(verdicts.reason[0, 0])] if before.stage[0, 0] == Stage.HOLDING else [])
     said = [Reason(reason) for told in reasons for reason in told]
     assert said[0] is Reason.NOT_MEASURED
@@ -378,11 +378,11 @@ def test_forks_go_when_trials_end() -> None:
     for _ in range(DECISIONS):
         training.learn(grower.isolated_backward)
         grower.step(train_loss=1.0)
-        seen |= grower.forks.forks.keys()
+        seen |= grower.backend.forks.forks.keys()
         held = {
             slot for slot, stage in zip(SLOTS, grower.network.table.stage[0], strict=True) if stage == Stage.HOLDING
         }
-        assert grower.forks.forks.keys() == held
+        assert grower.backend.forks.forks.keys() == held
     assert seen == set(SLOTS)
     assert all(seed.fossilized for seed in training.model.seeds.values())
 
@@ -396,9 +396,9 @@ def test_a_rollback_drops_forks_and_they_begin_anew() -> None:
         decision = grower.step(train_loss=math.nan if number == DECISIONS else 1.0)
         if number == DECISIONS:
             assert decision.rollback is not None
-            assert not grower.forks.forks
-        begun += [fork for fork in grower.forks.forks.values() if fork not in begun]
-    assert grower.forks.forks.keys() == {"2"}
+            assert not grower.backend.forks.forks
+        begun += [fork for fork in grower.backend.forks.forks.values() if fork not in begun]
+    assert grower.backend.forks.forks.keys() == {"2"}
     assert len(begun) == 2
 
 
@@ -432,7 +432,7 @@ def test_a_resumed_run_equals_one_that_was_never_cut() -> None:
         decisions.append(grower.step(train_loss=1.0))
         states.append({"grower": packed(grower.state_dict()), "model": training.tensors()})
 
-    while not grower.forks.forks:
+    while not grower.backend.forks.forks:
         go_on(training, grower)
     other, again = resumed(training, grower, lambda training: grown(training, planting(0, 7)))
     cut = len(decisions)
@@ -443,7 +443,7 @@ def test_a_resumed_run_equals_one_that_was_never_cut() -> None:
     never, late = slice(cut, cut + DECISIONS), slice(cut + DECISIONS, None)
     assert [one.contributions for one in decisions[late]] == [one.contributions for one in decisions[never]]
     torch.testing.assert_close(states[late], states[never], rtol=0, atol=0)
-    assert len(again.forks.forks) == 2
+    assert len(again.backend.forks.forks) == 2
     with pytest.raises(CheckpointError, match="saved with evidence 'refit', but this grower has 'dependence'"):
         resumed(training, grower, lambda training: grown(training, planting(0, 7), evaluate=validate))
 
@@ -473,7 +473,7 @@ def on_trial(how: str = "plain") -> tuple[Training, Grower]:
     """Until the first fork has begun."""
     training = Training(Batched, how=how)
     grower = grown(training, planting(0, 1))
-    while not grower.forks.forks:
+    while not grower.backend.forks.forks:
         training.learn(grower.isolated_backward)
         grower.step(train_loss=1.0)
     return training, grower
@@ -482,7 +482,7 @@ def on_trial(how: str = "plain") -> tuple[Training, Grower]:
 @pytest.mark.landing
 def test_no_fork_outlives_the_end() -> None:
     grower = on_trial()[1]
-    forks = [weakref.ref(fork) for fork in grower.forks.forks.values()]
+    forks = [weakref.ref(fork) for fork in grower.backend.forks.forks.values()]
     assert forks
     grower.finish()
     gc.collect()
@@ -499,7 +499,7 @@ def test_a_fork_that_learns_nothing_is_an_error() -> None:
     training, grower = on_trial()
     training.learn(grower.isolated_backward)
     grower.step(train_loss=1.0)
-    assert grower.forks.forks
+    assert grower.backend.forks.forks
     with pytest.raises(ConfigError, match="not trained since the last decision"):
         grower.step(train_loss=1.0)
 
@@ -509,34 +509,34 @@ def test_a_loss_that_does_not_depend_on_the_model_alone_is_refused() -> None:
     inputs, labels = make_data()
     kept = list(training.model.host.parameters())
     loss = training.loss(inputs, labels)
-    grower.forks._loss = lambda x, y: training.loss(x, y) + sum(one.norm() for one in kept)
+    grower.backend.forks._loss = lambda x, y: training.loss(x, y) + sum(one.norm() for one in kept)
     with pytest.raises(ConfigError, match="uses parameters that were taken from the growing model earlier"):
         grower.isolated_backward(loss, inputs, labels)
-    grower.forks._loss = lambda *_: torch.ones((), requires_grad=True) * 2
+    grower.backend.forks._loss = lambda *_: torch.ones((), requires_grad=True) * 2
     with pytest.raises(ConfigError, match="does not depend on the model without the seed in slot '0'"):
         grower.isolated_backward(loss, inputs, labels)
 
 
 def test_what_is_only_measured_teaches_nothing() -> None:
     training, grower = on_trial()
-    before = forked(grower.forks.forks["0"], training.model)
+    before = forked(grower.backend.forks.forks["0"], training.model)
     with torch.no_grad():
         grower.isolated_backward(training.loss(*make_data()), *make_data())
-    torch.testing.assert_close(forked(grower.forks.forks["0"], training.model), before, rtol=0, atol=0)
+    torch.testing.assert_close(forked(grower.backend.forks.forks["0"], training.model), before, rtol=0, atol=0)
 
 
 def test_a_step_that_the_scaler_skips_is_skipped_by_forks_too() -> None:
     training, grower = on_trial("scaled")
-    fork = grower.forks.forks["0"]
+    fork = grower.backend.forks.forks["0"]
     before = [value.clone() for value in fork._parameters.values()]
     training.scaler.update(float("inf"))  # too much for both
     training.learn(grower.isolated_backward)
     training.scaler.update(2.0**10)
-    grower.forks._loss = lambda x, y: training.loss(x, y) * 1e38  # too much for the fork
+    grower.backend.forks._loss = lambda x, y: training.loss(x, y) * 1e38  # too much for the fork
     training.learn(grower.isolated_backward)
     for mine, usual in zip(fork._parameters.values(), before, strict=True):
         assert torch.equal(mine, usual)
-    grower.forks._loss = training.loss
+    grower.backend.forks._loss = training.loss
     training.learn(grower.isolated_backward)
     assert all(value.isfinite().all() for value in fork._parameters.values())
     assert any(not torch.equal(mine, usual) for mine, usual in zip(fork._parameters.values(), before, strict=True))
@@ -557,7 +557,7 @@ def test_a_compiled_model_has_forks_like_any_other() -> None:
         for _ in range(DECISIONS):
             training.learn(grower.isolated_backward)
             found.append(grower.step(train_loss=1.0).contributions)
-        assert len(grower.forks.forks) == 2
+        assert len(grower.backend.forks.forks) == 2
         return found
 
     assert contributions(compiles=True) == contributions(compiles=False)

@@ -211,10 +211,10 @@ SAME: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 """Arguments to which what a grower remembers belongs: how it was told, and how otherwise."""
 OTHER: dict[str, tuple[dict[str, Any], Callable[[Grower], Any]]] = {
     "horizon": ({"horizon": 50}, lambda grower: (grower.config.horizon, grower._timing.horizon)),
-    "rules": ({"rules": HELD}, lambda grower: grower.rules),
+    "rules": ({"rules": HELD}, lambda grower: grower.config.rules),
     "conduct": (
         {"conduct": EpisodeConfig(plateau=3, counterfactual_every=2, governor=GovernorSettings(max_rollbacks=1))},
-        lambda grower: (grower.conduct, grower.governor.settings),
+        lambda grower: (grower.config.conduct, grower.engine.governor.settings),
     ),
     "rent": ({"rent": 0.5}, lambda grower: grower.config.rent),
     "rent_on": ({"rent_on": "flops"}, lambda grower: grower.network.charge.hosts.tolist()),

@@ -45,7 +45,7 @@ class Loop:
         for _ in range(8):
             self.learn(self.minibatches[0], self.minibatches[0])
             self.grower.step(train_loss=1.0)
-            if self.grower.forks.forks:
+            if self.grower.backend.forks.forks:
                 return
         raise AssertionError
 

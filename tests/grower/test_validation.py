@@ -187,7 +187,7 @@ def test_tags_per_token_are_compared_with_guessing_among_the_tags() -> None:
     F.cross_entropy(model(words), words).backward()
     optimizer.step()
     grower.step(train_loss=1.0)
-    assert grower.scores.chance_loss == pytest.approx(math.log(3))
+    assert grower.backend.scores.chance_loss == pytest.approx(math.log(3))
 
 
 @pytest.mark.parametrize("model", [None, lambda inputs: inputs])
@@ -206,7 +206,7 @@ def test_a_grower_knows_that_yes_or_no_is_guessed_half_of_the_time() -> None:
             model, optimizer, controller="none", evaluate=esper.Validation("multi_label", batches), classes=told
         )
         grower.step(train_loss=1.0)
-        chances[told] = grower.scores.chance_score
+        chances[told] = grower.backend.scores.chance_score
         assert grower.config.classes == 2
     assert chances == {None: 0.5, 2: 0.5}
     with pytest.raises(ConfigError, match="classes is 3, but multi_label has labels 0 and 1"):

@@ -421,7 +421,7 @@ def test_an_average_goes_through_all_that_a_grower_does(use_buffers: bool) -> No
         grown.add(len(loop.model.seeds))
         average.update_parameters(loop.model)
     assert len(grown) > 1
-    assert loop.grower.governor.rollbacks.tolist() == [1]
+    assert loop.grower.engine.governor.rollbacks.tolist() == [1]
 
 
 def test_one_class_is_refused_with_what_to_say_instead() -> None:

@@ -182,7 +182,7 @@ def test_training_that_blows_up_is_undone(tmp_path: Path, way: str, measure: Any
     growth = LightningGrower(measure, controller="all_at_start", horizon=20, classes=3)
     with contextlib.suppress(DivergedError):
         fit(tmp_path, Spoiled(way), growth, 20)
-    assert growth.grower.governor.rollbacks
+    assert growth.grower.engine.governor.rollbacks
     assert all(bool(parameter.isfinite().all()) for parameter in growth.grower.model.parameters())
     assert not any(seed.fossilized for seed in growth.grower.model.seeds.values())
 
@@ -232,7 +232,7 @@ def test_forks_learn_without_a_line_of_the_users_and_nobody_else_notices(tmp_pat
         growths.append(callback(Endless, measure, rules=HELD))
         fit(tmp_path / name, modules[-1], growths[-1], 2 * EPOCHS, **options)
     bare, weighed = modules
-    assert growths[1].grower.forks.forks.keys() == set(weighed.model.slots)
+    assert growths[1].grower.backend.forks.forks.keys() == set(weighed.model.slots)
     for mine, theirs in zip(weighed.parameters(), bare.parameters(), strict=True):
         assert torch.equal(mine, theirs)
     assert weighed.logged == bare.logged

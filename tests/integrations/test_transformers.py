@@ -151,7 +151,7 @@ def test_training_that_blows_up_is_undone(tmp_path: Path, way: str, measure: Any
     trainer.add_callback(growth)
     with contextlib.suppress(DivergedError):
         trainer.train()
-    assert growth.grower.governor.rollbacks
+    assert growth.grower.engine.governor.rollbacks
     assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
     assert not any(seed.fossilized for seed in model.seeds.values())
 
@@ -318,7 +318,7 @@ def test_forks_learn_without_a_line_of_the_users_and_nobody_else_notices(tmp_pat
     bare.train()
     weighed, growth = begun(esper.Refit(validate), tmp_path / "weighed")
     weighed.train()
-    assert growth.grower.forks.forks.keys() == set(weighed.model.slots)
+    assert growth.grower.backend.forks.forks.keys() == set(weighed.model.slots)
     for mine, theirs in zip(weighed.model.parameters(), bare.model.parameters(), strict=True):
         assert torch.equal(mine, theirs)
 

@@ -147,7 +147,7 @@ class GrowthEngine:
             again = backend.evaluate(due | intervention.rows[:, None])
             self.history.set_chance_level(*backend.chance_level)
             restored = self.history.fill_stale_contributions(again, networks.evidence)
-            evaluation = replace_where(intervention.rows, before, restored)
+            evaluation = restored if intervention.rows.all() else replace_where(intervention.rows, before, restored)
 
         # Record it as evidence for gates, and for what controllers see. An unknown accuracy of training is taken to
         # equal that of validation.

@@ -20,6 +20,7 @@ from esper.engine.engine import GrowthEngine
 from esper.engine.recorder import DecisionRecorder, replace_unmeasured
 from esper.errors import ConfigError, RunError
 from esper.files import print_line, write_atomically
+from esper.grower.backend import ModelEvaluation
 from esper.grower.decision import Change, Decision, Ending
 from esper.growth.tried import format_signed
 from esper.lifecycle.rules import GATES, Reason
@@ -136,7 +137,7 @@ class RunRecorder(GrowerCallback):
         # The run's ``config.yaml``, in JSON, which is YAML: the host and the grower's configuration.
         plain = {
             name: value.model_dump(mode="json") if isinstance(value, Settings) else value
-            for name, value in grower.describe_config().items()
+            for name, value in {**grower.config.to_dict(), **grower.criterion.to_dict()}.items()
         }
         slots = {slot.name: list(slot.blueprints) for slot in grower.model.slots.values()}
         self._config: dict[str, Any] = {"host": type(grower.model.host).__name__, "slots": slots, **plain}
@@ -178,7 +179,7 @@ class RunRecorder(GrowerCallback):
             self._start_run(grower, store, number - 1)
 
         # The metric, which is known only once it is first measured, under its own name; and the score if it differs.
-        train_accuracy, metric = float(engine.measured.training.accuracy[0]), grower.scores.metric_spec()
+        train_accuracy, metric = float(engine.measured.training.accuracy[0]), grower.backend.scores.metric_spec()
         measured: dict[str, float] = {}
         if metric is not None:
             store.set_metadata(metric.metadata())
@@ -198,10 +199,13 @@ class RunRecorder(GrowerCallback):
         # The events in the order in which they happened: rollback, gates, transitions, step.
         rollback, recorder, slots = decision.rollback, self._recorder, list(model.slots)
         if rollback is not None:
-            before = grower.backend.metrics_before
+            before = engine.before_rollback
+            measurement = before.measurement if isinstance(before, ModelEvaluation) else None
             own = {
                 "loss_before": rollback.loss,
-                "metric_before": math.nan if before is None else grower.scores.get_value(before),
+                "metric_before": math.nan
+                if measurement is None
+                else grower.backend.scores.get_value(measurement.baseline),
                 "loss_after": rollback.loss_restored,
                 "metric_after": decision.value,
             }

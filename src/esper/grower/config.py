@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Self, cast
 
@@ -160,16 +160,6 @@ def require_rules(rules: Rules, kinds: Iterable[type[Blueprint]], *, constrained
         raise ConfigError("constraints need pruning: add 'prune' to rules.operations")
 
 
-@dataclass(frozen=True)
-class StepInputs:
-    """The arguments of `Grower.step`, checked."""
-
-    train_loss: float
-    train_accuracy: float | None
-    metrics: Metrics | None
-    """Metrics of the model as it is, if they are known already."""
-
-
 def check_step(
     train_loss: object,
     train_accuracy: object,
@@ -177,15 +167,18 @@ def check_step(
     accuracy: object,
     metrics: Mapping[str, Any] | None,
     constraints: ConstraintSet,
-) -> StepInputs:
-    """Check the arguments of `Grower.step`."""
+) -> tuple[float, float, Metrics | None]:
+    """The checked arguments of `Grower.step`: training loss, training accuracy, and metrics of the model as it is.
+
+    The accuracy is NaN, and the metrics are None, where they are not given.
+    """
     loss = check_number(train_loss, "train_loss")
-    fraction = None if train_accuracy is None else check_number(train_accuracy, "train_accuracy")
-    if fraction is not None and not 0 <= fraction <= 1 + ROUNDING:
+    fraction = math.nan if train_accuracy is None else check_number(train_accuracy, "train_accuracy")
+    if train_accuracy is not None and not 0 <= fraction <= 1 + ROUNDING:
         raise ConfigError(f"train_accuracy is {fraction:g}: give a fraction in [0, 1], or omit it")
     # Without metrics `evaluate` is called; with some of them, all must be given.
     if val_loss is None and accuracy is None and metrics is None:
-        return StepInputs(loss, fraction, None)
+        return loss, fraction, None
     if val_loss is None:
         raise ConfigError("accuracy and metrics need val_loss: give it too, or none of them")
     supplied: dict[Any, Any] = {LOSS: check_number(val_loss, "val_loss")}
@@ -198,7 +191,7 @@ def check_step(
     missing = next((name for name in map(name_loss, constraints.limits) if name not in supplied), None)
     if missing is not None:
         raise ConfigError(f"metrics lacks {missing!r}, which is constrained: add it, or omit val_loss")
-    return StepInputs(loss, fraction, parse_metrics(supplied))
+    return loss, fraction, parse_metrics(supplied)
 
 
 def require_same(state: Mapping[str, Any], signature: Mapping[str, Any], parts: Sequence[str]) -> None:

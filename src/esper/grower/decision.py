@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -13,10 +13,12 @@ from pydantic import TypeAdapter, ValidationError
 
 from esper.control.controller import CandidateRating, Figures, SeedRating
 from esper.control.rules import Never, compute_marginal_rents
+from esper.engine.governor import Governor
 from esper.engine.measurements import Evaluation
 from esper.errors import CheckpointError
+from esper.grower.backend import ModelBackend
 from esper.grower.controllers import ALL_AT_START
-from esper.grower.evaluation import DependenceMeasurement
+from esper.grower.evaluation import store_contributions
 from esper.grower.governor import Rollback
 from esper.grower.network import GrowingNetwork
 from esper.growth.model import GrowingModel
@@ -24,7 +26,7 @@ from esper.growth.tried import ModuleJudgement, TriedModule, count_tried, read_f
 from esper.lifecycle.actions import Op
 from esper.lifecycle.rules import Reason
 from esper.lifecycle.stages import Stage
-from esper.lifecycle.transitions import Cause, Transitions, concatenate_transitions
+from esper.lifecycle.transitions import Cause, Transitions, concatenate_transitions, finish_growth
 from esper.numerics.arrays import Bools, Floats
 from esper.runs.metric import LOSS
 
@@ -324,22 +326,24 @@ _CONSTANT = "not kept because the output is the same for all examples and the mo
 
 
 def resolve_unfinished(
-    network: GrowingNetwork,
-    rent: float,
-    measure: Callable[[Bools], DependenceMeasurement],
-    resolve: Callable[[Bools, Bools], Transitions],
-    slots: Sequence[str],
-    *,
-    rating: SeedRating | None,
-    unreached: Bools,
+    backend: ModelBackend, governor: Governor, rent: float, rating: SeedRating | None, unreached: Bools
 ) -> Ending:
     """End growth: keep the unfinished modules that are worth it by the controller's thresholds, and prune the others.
 
-    ``measure`` measures the model and the modules in the slots ``bool [1, S]`` that it is called with. ``resolve``
-    fossilizes the modules in its first slots and prunes those in its second; it returns what changed, and updates the
-    network's table. Without a ``rating`` a module must only contribute its rent. No gradient has reached the modules
-    in the slots ``unreached``, bool ``[1, S]``. The result does not have what was tried before.
+    Without a ``rating`` a module must only contribute its rent. No gradient has reached the modules in the slots
+    ``unreached``, bool ``[1, S]``. The result does not have what was tried before.
     """
+    network = backend.networks
+    slots = list(network.model.slots)
+    parts: list[Transitions] = []
+
+    def resolve(kept: Bools, pruned: Bools) -> None:
+        table, changes = finish_growth(network.table, kept, pruned)
+        network.change_slots(table, changes)
+        if pruned.any():
+            governor.expect_change(np.ones(1, np.bool_), forget_skill=np.zeros(1, np.bool_))
+        parts.append(changes)
+
     # Modules that do not count yet, have learned nothing or are being pruned go first: it hardly changes what the model
     # computes.
     table = network.table
@@ -350,7 +354,7 @@ def resolve_unfinished(
     notes[ineffective & table.pruning] = "was being pruned"
     notes[ineffective & unreached] = "no gradient reached it"
     prices = compute_prices(network, rent)
-    parts = [resolve(no_slots, ineffective)]
+    resolve(no_slots, ineffective)
     # The others may depend on each other. So the least valuable goes if it is not worth keeping, and the rest is
     # measured again, until all that are left are.
     margin = np.zeros_like(prices) if rating is None else rating.threshold - rating.price
@@ -361,7 +365,9 @@ def resolve_unfinished(
     }
     contributions: dict[str, float] = {}
     while (live := network.table.live).any():
-        evaluation, constraint_broken, constant_output = measure(live)
+        evaluation, measurement = backend.measure_dependence(live)
+        store_contributions(network.model, evaluation.accuracy_contribution)
+        constraint_broken = bool(backend.constraints.find_broken(measurement.baseline))
         prices = compute_prices(network, rent)
         # A module that could not be measured is worth nothing; what does too little for the loss goes first.
         worth = np.nan_to_num(evaluation.accuracy_contribution - prices - margin, nan=-math.inf)
@@ -370,7 +376,9 @@ def resolve_unfinished(
         above_thresholds = live & ~low_gain & (worth >= 0)
         # On a model that gives one answer to everything only a loss shows what a module is worth: a score is chance.
         lowers_loss = evaluation.loss_contribution > 0
-        worth_keeping = above_thresholds & lowers_loss & (surplus >= 0) if constant_output else above_thresholds
+        worth_keeping = (
+            above_thresholds & lowers_loss & (surplus >= 0) if measurement.constant_output else above_thresholds
+        )
         kept = live if not constraint_broken and (worth_keeping == live).all() else no_slots
         pruned = no_slots.copy()
         if not kept.any():
@@ -387,7 +395,7 @@ def resolve_unfinished(
                 evaluation, place, prices, prices + margin, loss_thresholds, note
             )
             contributions[slots[place]] = float(evaluation.accuracy_contribution[0, place])
-        parts.append(resolve(kept, pruned))
+        resolve(kept, pruned)
     changes = list_changes(slots, network.blueprints, concatenate_transitions(parts), judgements)
     in_order = {slot: contributions[slot] for slot in slots if math.isfinite(contributions.get(slot, math.nan))}
     return Ending(changes, in_order)

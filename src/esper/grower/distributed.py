@@ -1,8 +1,9 @@
 """Growth in several processes: the first one decides, and all of them carry it out.
 
 With `torch.nn.parallel.DistributedDataParallel` every process holds the same model. A grower in each of them, made with
-the same arguments and stepped at the same time, keeps them equal. The first process measures, judges and decides for
-all. New modules have the same initial values everywhere: those of the first process.
+the same arguments and stepped at the same time, keeps them equal. The first process measures and decides for all, and
+what it found reaches the others in one message per step. New modules have the same initial values everywhere: those of
+the first process.
 
 `DistributedDataParallel` averages the gradients of the parameters that it was constructed with. Those of later modules
 are averaged by a hook on each parameter: before anything clips them, and without constructing it anew, which trainers
@@ -13,7 +14,9 @@ changes nothing. Where it is constructed on a model that has grown already, as i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -40,6 +43,8 @@ class Processes:
         # A new group, so that messages do not mix with those of DistributedDataParallel.
         self._group = cast("distributed.ProcessGroup", distributed.new_group()) if several else None
         self._synchronized: WeakSet[nn.Module] = WeakSet()
+        self._results: deque[Any] | None = None
+        """What the first process found so far within `one_message`; None outside of it."""
 
     @property
     def is_distributed(self) -> bool:
@@ -51,23 +56,43 @@ class Processes:
         """Whether this is the process that decides."""
         return self._group is None or distributed.get_rank() == FIRST
 
-    def broadcast(self, compute: Callable[[], T]) -> T:
+    @contextmanager
+    def one_message(self) -> Generator[None]:
+        """Send all that `run_on_first_process` returns within the block in one message at its end.
+
+        The other processes wait for it at the beginning, and then run the block with these results. If the first one
+        fails, they get as far as it got.
+        """
+        if self._group is None or self._results is not None:
+            yield
+            return
+        box: list[Any] = [deque[Any]()]
+        if not self.is_first:
+            distributed.broadcast_object_list(box, src=FIRST, group=self._group)
+        self._results = box[0]
+        try:
+            yield
+        finally:
+            self._results = None
+            if self.is_first:
+                distributed.broadcast_object_list(box, src=FIRST, group=self._group)
+
+    def run_on_first_process(self, compute: Callable[[], T]) -> T:
         """Call ``compute`` in the first process, and return its result in all of them.
 
         Raises:
-            DistributedError: in the other processes, if ``compute`` failed in the first.
+            DistributedError: in the other processes, if the first one failed.
         """
         if self._group is None:
             return compute()
-        box: list[Any] = [None]  # still None where the first process failed
-        try:
+        with self.one_message():
+            assert self._results is not None
             if self.is_first:
-                box = [[compute()]]
-        finally:
-            distributed.broadcast_object_list(box, src=FIRST, group=self._group)
-        if box[0] is None:
-            raise DistributedError("growth failed in the first process: see its message")
-        return box[0][0]
+                self._results.append(compute())
+                return self._results[-1]
+            if not self._results:
+                raise DistributedError("growth failed in the first process: see its message")
+            return self._results.popleft()
 
     @torch.no_grad()
     def synchronize(self, modules: Iterable[nn.Module]) -> None:

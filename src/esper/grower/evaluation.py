@@ -32,16 +32,6 @@ them; under `esper.Constrained` a `Score` for each of several sets by name. It c
 the same metrics for the same model, and may leave the model in `eval` mode."""
 
 
-class DependenceMeasurement(NamedTuple):
-    """A model and its modules, measured by switching them off."""
-
-    evaluation: Evaluation
-    constraint_broken: bool
-    """Whether the model breaks a constraint, so that no module may be kept."""
-    constant_output: bool
-    """Whether the model's output is the same for all examples, as that of a dead network."""
-
-
 class ModelMeasurement(NamedTuple):
     """Metrics of one model on validation data, and of its variants."""
 

@@ -21,7 +21,7 @@ from esper.serialization.state_files import from_plain, to_plain
 
 _NOT_RESTORED = ("params", "lr", "initial_lr")
 """Entries of an optimizer's groups that a rollback leaves as they are."""
-_CALLER = 9
+_CALLER = 8
 """Calls between a warning and the loop that called `esper.Grower.step`."""
 _REASONS = {
     Trouble.NONE: "no trouble",
@@ -166,11 +166,12 @@ class ModelSnapshot:
         return {**dict(self.model.named_parameters()), **buffers}
 
 
-def describe_rollback(intervention: Intervention, loss: float, pruned: Sequence[str]) -> Rollback | None:
+def describe_rollback(intervention: Intervention, loss: float, slots: Sequence[str]) -> Rollback | None:
     """The rollback of a single model at that training loss; None if there was none."""
     if not intervention.rows[0]:
         return None
-    return Rollback(Trouble(intervention.trouble[0]), loss, float(intervention.loss_restored[0]), tuple(pruned))
+    pruned = tuple(slots[place] for place in cast("list[int]", intervention.transitions.slot.tolist()))
+    return Rollback(Trouble(intervention.trouble[0]), loss, float(intervention.loss_restored[0]), pruned)
 
 
 def require_rollbacks_left(intervention: Intervention, governor: Governor) -> None:

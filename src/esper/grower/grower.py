@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -17,11 +17,10 @@ from esper.config.arguments import Advice, FilePath, check_arguments, describe_v
 from esper.control.controller import Actions, CandidateRater, CandidateRating, SeedRater, SeedRating
 from esper.control.rules import ActionBuilder
 from esper.engine.engine import GrowthEngine
-from esper.engine.governor import Governor, Intervention
-from esper.engine.measurements import TrainingReport
+from esper.engine.governor import Intervention
 from esper.engine.promises import Promises
 from esper.errors import CheckpointError, ConfigError, DivergedError
-from esper.grower.backend import ModelBackend
+from esper.grower.backend import ModelBackend, ModelEvaluation, ModelTraining
 from esper.grower.callbacks import GrowerCallback, PrintDecisions, RunRecorder
 from esper.grower.config import GrowerConfig, check_step, require_rules, require_same
 from esper.grower.controllers import (
@@ -40,15 +39,11 @@ from esper.grower.decision import (
     resolve_unfinished,
 )
 from esper.grower.distributed import Processes
-from esper.grower.evaluation import DependenceMeasurement, Evaluate, Number, store_contributions
+from esper.grower.evaluation import Evaluate, Number, store_contributions
 from esper.grower.evaluators import EVALUATE_ADVICE, read_criterion
-from esper.grower.governor import ModelSnapshot, describe_rollback, require_rollbacks_left
-from esper.grower.gradients import GradientRecorder
-from esper.grower.learning_check import LearningCheck, OptimizerCheck
+from esper.grower.governor import describe_rollback, require_rollbacks_left
 from esper.grower.network import GrowingNetwork, ModelSpec
-from esper.grower.promise_recorder import PromiseRecorder
-from esper.grower.refit import Counterfactual, ForkTrainer, require_loss
-from esper.grower.scores import ConstraintSet, Scores
+from esper.grower.refit import Counterfactual, require_loss
 from esper.grower.spending import Spending
 from esper.grower.state_dict import describe_structure, require_same_slots, require_structure
 from esper.grower.validation import Validation
@@ -58,7 +53,7 @@ from esper.growth.optimizers import unwrap_optimizer
 from esper.growth.tried import ModuleJudgement
 from esper.lifecycle.actions import Head, Op, make_wait_actions
 from esper.lifecycle.stages import Stage
-from esper.lifecycle.transitions import Transitions, concatenate_transitions, finish_growth
+from esper.lifecycle.transitions import concatenate_transitions
 from esper.numerics.arrays import Bools, Floats
 from esper.numerics.deferred import Deferred
 from esper.serialization.state_files import from_plain, to_plain
@@ -123,80 +118,33 @@ class Grower:
         require_savable(model)
         optimizer = unwrap_optimizer(optimizer)
         model.link(optimizer)
-        processes = Processes()
+        self._processes = processes = Processes()
 
-        # What growth is about.
-        criterion = read_criterion(evaluate)
-        evaluate = criterion.evaluate
-        classes, outputs = config.classes, model.outputs
-        if isinstance(evaluate, Validation):
-            classes = evaluate.resolve_classes(classes, model.output_shape)
-            outputs = evaluate.count_classes(model.output_shape) or outputs
-        constraints = ConstraintSet(criterion.objective, criterion.constraints)
-        scores = Scores(
-            criterion.metric,
-            criterion.higher_is_better,
-            classes,
-            outputs,
-            trained=bool(model.frozen.names),
-            penalty=constraints.compute_penalty,
-        )
-
-        # Who decides, by which rules. The controller fixes the rules, these fix the network.
-        spec = ModelSpec(model, optimizer)
+        # Who decides, by which rules and about what. The configuration then says what is in use.
+        criterion, spec = read_criterion(evaluate), ModelSpec(model, optimizer)
         controller, timing = choose_controller(config.controller, spec, config.horizon, config.rules)
-        rules, conduct, evidence = timing.rules, config.conduct, criterion.evidence
-        require_time_to_plant(controller, conduct.plateau)
-        require_rules(rules, spec.kinds, constrained=bool(constraints.limits))
-        require_loss(evidence, controller, config.loss, optimizer)
-        promise = choose_promise_settings(controller, conduct.promise)
+        promise = choose_promise_settings(controller, config.conduct.promise)
+        require_time_to_plant(controller, config.conduct.plateau)
+        require_rules(timing.rules, spec.kinds, constrained=bool(criterion.constraints))
+        require_loss(criterion.evidence, controller, config.loss, optimizer)
+        classes = config.classes
+        if isinstance(criterion.evaluate, Validation):
+            classes = criterion.evaluate.resolve_classes(classes, model.output_shape)
         name = str(config.controller) if isinstance(config.controller, str | Path) else controller.name
-        random_seed = processes.broadcast(lambda: config.seed)
-        config = config.override({"controller": name, "rules": rules, "classes": classes, "seed": random_seed})
-        network = GrowingNetwork(model, spec, conduct.budget, config.rent_on, rules, random_seed)
+        seed = processes.run_on_first_process(lambda: config.seed)
+        config = config.override({"controller": name, "rules": timing.rules, "classes": classes, "seed": seed})
 
-        # Hooks on training. Gradients are recorded before they are averaged over processes, which is the order of
-        # registration.
-        spending = Spending(model, config.training_flops, seconds=config.seconds)
-        trained = OptimizerCheck(model.host, optimizer)
-        gradients = GradientRecorder(model, optimizer, config.scaler, conduct.gradient_health)
-        forks = ForkTrainer(model, optimizer, evidence, config.loss, config.scaler, processes.average_gradient)
-        for slot in model.slots.values():
-            slot.feature_hook = None  # of a former grower
-        recorder = None
-        if promise is not None:
-            recorder = PromiseRecorder(
-                model, spec.kinds, promise.examples, config.scaler, spending.add, active=processes.is_first
-            )
-
-        # The engine measures, judges and decides on the model through its backend.
-        learning = LearningCheck(conduct.governor, scores)
-        snapshot = ModelSnapshot(model, optimizer)
-        backend = ModelBackend(
-            network,
-            evaluate,
-            scores=scores,
-            constraints=constraints,
-            forks=forks,
-            gradients=gradients,
-            promises=recorder,
-            snapshot=snapshot,
-            learning=learning,
-            trained=trained,
-            processes=processes,
-            scaled=config.scaler is not None,
-        )
-        engine = GrowthEngine(backend, conduct.model_copy(update={"promise": promise}))
-        backend.measure_constraint_references()
-
-        self.model, self.optimizer, self.network = model, optimizer, network
+        self.model, self.optimizer, self.controller, self.criterion = model, optimizer, controller, criterion
         self.config = config
         """The configuration in use, with resolved rules and classes and the controller's name."""
-        self.controller, self.rules, self.conduct = controller, rules, conduct
-        self.criterion, self.scores, self.constraints = criterion, scores, constraints
-        self.spending = spending
+        self.spending = Spending(model, config.training_flops, seconds=config.seconds)
         """What training and measuring have cost."""
-        self.engine, self.backend, self.forks = engine, backend, forks
+        self.network = GrowingNetwork(model, spec, config.conduct.budget, config.rent_on, timing.rules, seed)
+        self.backend = ModelBackend(
+            model, optimizer, self.network, criterion, config, promise, processes, self.spending.add
+        )
+        """All that is known of the model, and hooks on its training."""
+        self.engine = GrowthEngine(self.backend, config.conduct.model_copy(update={"promise": promise}))
         self.callbacks: list[GrowerCallback] = [
             *([PrintDecisions()] if verbose else []),
             *([] if run is None else [RunRecorder(run)]),
@@ -207,17 +155,18 @@ class Grower:
         self.figures: dict[str, ModuleJudgement] = {}
         """By slot: what decided at the newest decision whether its module is kept, for whoever records it."""
         model.tried = ()
-        self._timing, self._processes, self._gradients, self._promise_recorder = timing, processes, gradients, recorder
-        self._learning, self._trained, self._snapshot = learning, trained, snapshot
-        self._controller_state: Any = controller.start([random_seed])
+        self._timing = timing
+        self._controller_state: Any = controller.start([seed])
         self._unreached: Bools = np.zeros((1, len(model.slots)), np.bool_)
         """Slots whose module had learned nothing at the last decision, since no gradient reached it, ``[1, S]``."""
 
         # What is trained before the first call of `step` follows a decision, too: to wait.
-        engine.apply(make_wait_actions(1))
+        with processes.one_message():
+            self.backend.measure_constraint_references()
+            self.engine.apply(make_wait_actions(1))
+            self._notify(lambda callback: callback.on_start(self))
+            self._share_spending()
         self._prepare_training()
-        self._notify(lambda callback: callback.on_start(self))
-        self._share_spending()
 
     def step(
         self,
@@ -253,122 +202,132 @@ class Grower:
             DivergedError: training diverged more often than the governor's `max_rollbacks`.
             RunError: the run's folder belongs to another grower, or cannot be written.
         """
-        # Refuse what cannot be decided, before anything changes.
-        self._notify(lambda callback: callback.on_step_start(self))
-        promises = self._processes.broadcast(lambda: self._read_look(look))
-        inputs = self._processes.broadcast(
-            lambda: check_step(train_loss, train_accuracy, val_loss, accuracy, metrics, self.constraints)
-        )
-        require_same_slots(self.model, self.network.table)
-        require_savable(self.model)
-        self._trained.require_steps()
-        if self.decisions == self.config.horizon:
-            warnings.warn(
-                f"this decision is beyond the horizon of {self.config.horizon}: rules plant nothing any more; give "
-                "horizon the number of times that step is called",
-                stacklevel=2,
-            )
-        if self._promise_recorder is not None:
-            self._promise_recorder.set_recording(False)
+        backend, network, slots = self.backend, self.network, list(self.model.slots)
+        with self._processes.one_message():
+            # Refuse what cannot be decided, before anything changes.
+            self._notify(lambda callback: callback.on_step_start(self))
 
-        # Measure the model and the modules whose turn it is, and roll back training that blew up.
-        self.backend.supplied = inputs.metrics
-        train_score = np.array([math.nan if inputs.train_accuracy is None else inputs.train_accuracy])
-        report = TrainingReport(np.array([inputs.train_loss]), train_score, *self._gradients.report())
-        measurement, intervention = self.engine.assess(Deferred((), lambda: report), _EVERYONE)
-        evaluation = measurement.evaluation
-        self._require_rollbacks_left(intervention)
-        table = self.network.table
-        learning = table.live & (table.stage != Stage.GERMINATED)
-        self._unreached = self._processes.broadcast(lambda: self._gradients.find_unreached(learning, stacklevel=4))
-        slots = list(self.model.slots)
-        pruned = [slots[place] for place in cast("list[int]", intervention.transitions.slot.tolist())]
-        rollback = describe_rollback(intervention, inputs.train_loss, pruned)
-        store_contributions(self.model, evaluation.accuracy_contribution)
-        self.engine.measure_promises(_EVERYONE, supplied=promises)
-
-        # Leave out operations for which there are no grounds, or which a broken constraint forbids.
-        current, newest = self.backend.metrics, self.backend.require_measurement()
-        broken, culprit = self.constraints.find_broken(current), self.backend.find_culprit()
-        disallowed = self._learning.find_disallowed_operations(
-            current,
-            inputs.train_loss,
-            usual=bool(intervention.usual[0]),
-            constant_output=newest.constant_output,
-            idle=self._gradients.idle,
-        )
-        if broken:
-            disallowed.add(Op.FOSSILIZE)
-        if culprit.any():  # however training is going: what breaks a constraint goes at once
-            disallowed.discard(Op.PRUNE)
-        excluded = np.tile(np.array([[[op in disallowed] for op in Op]]), (1, 1, len(slots)))
-        excluded[:, Op.FOSSILIZE] |= self._unreached
-        masks = self.engine.legal_actions(excluded)
-
-        # Decide: prune what breaks a constraint, wait where growth is over, and otherwise leave it to the controller.
-        finished, before = self.finished, self.network.table
-        actions, controller_state = make_wait_actions(1), self._controller_state
-        judgement, rating = None, None
-        if culprit.any():
-            builder = ActionBuilder(masks)
-            builder.act_on(Op.PRUNE, culprit)
-            actions = builder.actions
-        elif not finished:
-            conditions = self._list_conditions()
-
-            def consult() -> tuple[Actions, Any, SeedRating | None, CandidateRating | None]:
-                controller, observation = self.controller, self.engine.observe(*conditions)
-                return (
-                    *controller.act(observation, masks, self._controller_state),
-                    controller.rate_seeds(observation) if isinstance(controller, SeedRater) else None,
-                    controller.rate_candidates(observation) if isinstance(controller, CandidateRater) else None,
+            def read_arguments() -> tuple[Promises | None, ModelTraining]:
+                promises = self._read_look(look)
+                loss, fraction, known = check_step(
+                    train_loss, train_accuracy, val_loss, accuracy, metrics, backend.constraints
                 )
+                gradients = backend.gradients.report()
+                return promises, ModelTraining(np.array([loss]), np.array([fraction]), *gradients, known)
 
-            actions, controller_state, judgement, rating = self._processes.broadcast(consult)
-        prices = compute_prices(self.network, self.config.rent)
+            promises, training = self._processes.run_on_first_process(read_arguments)
+            require_same_slots(self.model, network.table)
+            require_savable(self.model)
+            backend.optimizer_check.require_steps()
+            if self.decisions == self.config.horizon:
+                warnings.warn(
+                    f"this decision is beyond the horizon of {self.config.horizon}: rules plant nothing any more; give "
+                    "horizon the number of times that step is called",
+                    stacklevel=2,
+                )
+            if backend.promise_recorder is not None:
+                backend.promise_recorder.set_recording(False)
 
-        # Carry it out. A failure leaves model, optimizer and table as they were.
-        forget_skill = bool(culprit.any() or self.model.frozen.names)
-        result = self.engine.apply(actions, forget_skill=np.array([forget_skill]))
-        if forget_skill and (result.transitions.after == Stage.PRUNED).any():
-            self._learning.forget_best()
-        self._controller_state = controller_state
-        self.network.evidence = self.forks.update(self.network.table, self.network.evidence)
-        self._gradients.clear()
-        if self._promise_recorder is not None:
-            self._promise_recorder.clear()
+            # Measure the model and the modules whose turn it is, and roll back training that blew up.
+            measurement, intervention = self.engine.assess(Deferred((), lambda: training), _EVERYONE)
+            evaluation = measurement.evaluation
+            self._require_rollbacks_left(intervention)
+            assert isinstance(evaluation, ModelEvaluation)
+            assert evaluation.measurement is not None
+            measured, current = evaluation.measurement, evaluation.measurement.baseline
+            train_loss = float(training.loss[0])
+            rollback = describe_rollback(intervention, train_loss, slots)
+            table = network.table
+            learning = table.live & (table.stage != Stage.GERMINATED)
+            self._unreached = self._processes.run_on_first_process(
+                lambda: backend.gradients.find_unreached(learning, stacklevel=4)
+            )
+            store_contributions(self.model, evaluation.accuracy_contribution)
+            self.engine.measure_promises(_EVERYONE, supplied=promises)
+            self._share_spending()
+
+            # Leave out operations for which there are no grounds, or which a broken constraint forbids.
+            broken, breaker = backend.constraints.find_broken(current), backend.find_constraint_breaker(measured)
+            disallowed = backend.learning.find_disallowed_operations(
+                current,
+                train_loss,
+                usual=bool(intervention.usual[0]),
+                constant_output=measured.constant_output,
+                idle=backend.gradients.idle,
+            )
+            if broken:
+                disallowed.add(Op.FOSSILIZE)
+            if breaker.any():  # however training is going: what breaks a constraint goes at once
+                disallowed.discard(Op.PRUNE)
+            excluded = np.tile(np.array([[[op in disallowed] for op in Op]]), (1, 1, len(slots)))
+            excluded[:, Op.FOSSILIZE] |= self._unreached
+            masks = self.engine.legal_actions(excluded)
+
+            # Decide: prune what breaks a constraint, wait where growth is over, and otherwise leave it to the
+            # controller.
+            finished, before = self.finished, network.table
+            actions, controller_state = make_wait_actions(1), self._controller_state
+            judgement, rating = None, None
+            if breaker.any():
+                builder = ActionBuilder(masks)
+                builder.act_on(Op.PRUNE, breaker)
+                actions = builder.actions
+            elif not finished:
+                conditions = self._list_conditions()
+
+                def consult() -> tuple[Actions, Any, SeedRating | None, CandidateRating | None]:
+                    controller, observation = self.controller, self.engine.observe(*conditions)
+                    return (
+                        *controller.act(observation, masks, self._controller_state),
+                        controller.rate_seeds(observation) if isinstance(controller, SeedRater) else None,
+                        controller.rate_candidates(observation) if isinstance(controller, CandidateRater) else None,
+                    )
+
+                actions, controller_state, judgement, rating = self._processes.run_on_first_process(consult)
+            prices = compute_prices(network, self.config.rent)
+
+            # Carry it out. A failure leaves model, optimizer and table as they were.
+            forget_skill = bool(breaker.any() or self.model.frozen.names)
+            result = self.engine.apply(actions, forget_skill=np.array([forget_skill]))
+            if forget_skill and (result.transitions.after == Stage.PRUNED).any():
+                backend.learning.forget_best()
+            self._controller_state = controller_state
+            network.evidence = backend.forks.update(network.table, network.evidence)
+            backend.gradients.clear()
+            if backend.promise_recorder is not None:
+                backend.promise_recorder.clear()
+
+            # Report it, with the figures by which modules were kept or pruned. What is pruned slowly was judged before.
+            judgements = describe_judgements(slots, evaluation, prices, judgement) | self.trials.list_pending()
+            changes = concatenate_transitions([intervention.transitions, result.transitions])
+            blueprints, contributions = network.blueprints, evaluation.accuracy_contribution
+            op, place = Op(int(actions[0, Head.OP])), int(actions[0, Head.SLOT])
+            slot = None if op is Op.WAIT else slots[place]
+            blueprint = int(actions[0, Head.BLUEPRINT] if op is Op.GERMINATE else before.blueprint[0, place])
+            by_slot = dict(zip(slots, contributions[0].tolist(), strict=True))
+            decision = Decision(
+                number=self.decisions,
+                op=op,
+                slot=slot,
+                blueprint=None if slot is None else blueprints[blueprint],
+                changes=list_changes(slots, blueprints, changes, judgements),
+                contributions={name: value for name, value in by_slot.items() if math.isfinite(value)},
+                loss=float(evaluation.loss[0]),
+                metric=backend.scores.metric,
+                value=backend.scores.get_value(current),
+                score=float(evaluation.accuracy[0]),
+                rollback=rollback,
+                finished=finished,
+                broken=backend.constraints.describe_broken(broken),
+                judgement=judgements[slot] if slot is not None and op in (Op.FOSSILIZE, Op.PRUNE) else None,
+            )
+            by = "constraint" if breaker.any() else self.controller.name
+            self.trials.record(decision, by, self.model, rating, blueprints)
+            self.model.tried = tuple(self.trials.modules)
+            self.figures = judgements
+            self._notify(lambda callback: callback.on_decision(self, decision))
+            self._share_spending()
         self._prepare_training()
-
-        # Report it, with the figures by which modules were kept or pruned. What is pruned slowly was judged before.
-        judgements = describe_judgements(slots, evaluation, prices, judgement) | self.trials.list_pending()
-        changes = concatenate_transitions([intervention.transitions, result.transitions])
-        blueprints, contributions = self.network.blueprints, evaluation.accuracy_contribution
-        op, place = Op(int(actions[0, Head.OP])), int(actions[0, Head.SLOT])
-        slot = None if op is Op.WAIT else slots[place]
-        blueprint = int(actions[0, Head.BLUEPRINT] if op is Op.GERMINATE else before.blueprint[0, place])
-        by_slot = dict(zip(slots, contributions[0].tolist(), strict=True))
-        decision = Decision(
-            number=self.decisions,
-            op=op,
-            slot=slot,
-            blueprint=None if slot is None else blueprints[blueprint],
-            changes=list_changes(slots, blueprints, changes, judgements),
-            contributions={name: value for name, value in by_slot.items() if math.isfinite(value)},
-            loss=float(evaluation.loss[0]),
-            metric=self.scores.metric,
-            value=self.scores.get_value(current),
-            score=float(evaluation.accuracy[0]),
-            rollback=rollback,
-            finished=finished,
-            broken=self.constraints.describe_broken(broken),
-            judgement=judgements[slot] if slot is not None and op in (Op.FOSSILIZE, Op.PRUNE) else None,
-        )
-        by = "constraint" if culprit.any() else self.controller.name
-        self.trials.record(decision, by, self.model, rating, blueprints)
-        self.model.tried = tuple(self.trials.modules)
-        self.figures = judgements
-        self._notify(lambda callback: callback.on_decision(self, decision))
-        self._share_spending()
         return decision
 
     @property
@@ -377,12 +336,7 @@ class Grower:
         return int(self.engine.decisions[0]) - 1
 
     @property
-    def governor(self) -> Governor:
-        """Restores the last good state after training diverges. Its settings are None if rollbacks are off."""
-        return self.engine.governor
-
-    @property
-    def looks_next(self) -> bool:
+    def promises_due(self) -> bool:
         """Whether the next `step` measures promises, or takes the ``look`` that it is given."""
         return bool(self.engine.promises_due()[0])
 
@@ -392,9 +346,9 @@ class Grower:
 
         A plateau only counts while no module is unfinished. It is measured on the metric if you named one, otherwise
         on the validation loss. The controller makes no more decisions unless validation improves again. With several
-        processes, read this in all of them: with a budget, the clock of the first one counts.
+        processes, a budget is that of the first one when it last decided.
         """
-        spent = self.spending.limited and self._processes.broadcast(lambda: self.spending.compute_share() >= 1)
+        spent = self.spending.limited and self.spending.share >= 1
         return spent or bool(self.engine.find_stalled()[0])
 
     @property
@@ -421,7 +375,7 @@ class Grower:
         Raises:
             ConfigError: the configured loss does not depend on a fork, or ``loss`` is from another minibatch.
         """
-        self.forks.add_gradients(loss, minibatch, named)
+        self.backend.forks.add_gradients(loss, minibatch, named)
 
     def finish(self) -> Ending:
         """End growth: measure all unfinished modules, keep those worth keeping, and prune the others.
@@ -445,40 +399,38 @@ class Grower:
             DivergedError: training diverged more often than the governor's `max_rollbacks`.
             RunError: the run's folder was closed, or belongs to another grower.
         """
-        unfinished = bool(self.network.table.live.any())
-        if unfinished:
-            self._notify(lambda callback: callback.on_step_start(self))
-        require_same_slots(self.model, self.network.table)
-        require_savable(self.model)
-        if unfinished and self.governor.settings is not None and not self.backend.is_finite():
-            unknown = np.full(1, math.nan)
-            skill, finite = np.full((1, self.backend.skills), math.nan), np.zeros(1, np.bool_)
-            self._require_rollbacks_left(self.governor.check(unknown, skill, finite, None, _EVERYONE))
-        # The controller's thresholds for the modules as they were last measured.
-        controller, judgement = self.controller, None
-        if unfinished and isinstance(controller, SeedRater):
-            conditions = self._list_conditions()
-            judgement = self._processes.broadcast(lambda: controller.rate_seeds(self.engine.observe(*conditions)))
-        ending = resolve_unfinished(
-            self.network,
-            self.config.rent,
-            self._measure_dependence,
-            self._resolve,
-            list(self.model.slots),
-            rating=judgement,
-            unreached=self._unreached,
-        )
-        # What was kept before may not have been measured at the last decision.
-        stale = (self.network.table.stage == Stage.FOSSILIZED) & (self.network.evidence.contribution_age > 0)
-        if stale.any():
-            self._measure_dependence(stale)
-        self.trials.settle(ending.changes, self.decisions, "finish")
-        self.model.tried = tuple(self.trials.modules)
-        ending = replace(ending, tried=self.model.tried, advice=advise(self.trials, self.controller.name))
-        self.forks.update(self.network.table, self.network.evidence)  # drops all forks
-        if self._promise_recorder is not None:
-            self._promise_recorder.set_recording(False)
-        self._notify(lambda callback: callback.on_finish(self, ending))
+        backend, governor, network = self.backend, self.engine.governor, self.network
+        unfinished = bool(network.table.live.any())
+        with self._processes.one_message():
+            if unfinished:
+                self._notify(lambda callback: callback.on_step_start(self))
+            require_same_slots(self.model, network.table)
+            require_savable(self.model)
+            if unfinished and governor.settings is not None and not backend.is_finite():
+                unknown = np.full(1, math.nan)
+                skill, finite = np.full((1, backend.skills), math.nan), np.zeros(1, np.bool_)
+                self._require_rollbacks_left(governor.check(unknown, skill, finite, None, _EVERYONE))
+            # The controller's thresholds for the modules as they were last measured.
+            controller, judgement = self.controller, None
+            if unfinished and isinstance(controller, SeedRater):
+                self._share_spending()
+                conditions = self._list_conditions()
+                judgement = self._processes.run_on_first_process(
+                    lambda: controller.rate_seeds(self.engine.observe(*conditions))
+                )
+            ending = resolve_unfinished(backend, governor, self.config.rent, judgement, self._unreached)
+            # What was kept before may not have been measured at the last decision.
+            stale = (network.table.stage == Stage.FOSSILIZED) & (network.evidence.contribution_age > 0)
+            if stale.any():
+                evaluation, _ = backend.measure_dependence(stale)
+                store_contributions(self.model, evaluation.accuracy_contribution)
+            self.trials.settle(ending.changes, self.decisions, "finish")
+            self.model.tried = tuple(self.trials.modules)
+            ending = replace(ending, tried=self.model.tried, advice=advise(self.trials, self.controller.name))
+            backend.forks.update(network.table, network.evidence)  # drops all forks
+            if backend.promise_recorder is not None:
+                backend.promise_recorder.set_recording(False)
+            self._notify(lambda callback: callback.on_finish(self, ending))
         return ending
 
     def close(self) -> None:
@@ -492,17 +444,18 @@ class Grower:
         """The promises of ``look`` in free slots."""
         if not isinstance(look, Look | None):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(f"look is {describe_value(look)}: give what model.look(loss, batches) returned")
-        if self._promise_recorder is None:
+        recorder = self.backend.promise_recorder
+        if recorder is None:
             if look is not None:
                 raise ConfigError("this controller does not use promises: remove the argument look")
             return None
         if look is not None:
-            return self._promise_recorder.read_look(look, self.network.table.stage == Stage.DORMANT)
-        if self.looks_next and self._gradients.stepped and self._promise_recorder.empty:
+            return recorder.read_look(look, self.network.table.stage == Stage.DORMANT)
+        if self.promises_due and self.backend.gradients.stepped and recorder.empty:
             raise ConfigError(
                 "the controller uses promises, which are measured in the backward passes of training, but none was "
                 "recorded: call step(look=model.look(loss, batches)) "
-                "whenever grower.looks_next is true, or use another controller"
+                "whenever grower.promises_due is true, or use another controller"
             )
         return None
 
@@ -511,39 +464,26 @@ class Grower:
         progress = self._timing.compute_progress(1 + self.decisions)
         # The share of decisions or of the budget, whichever is more.
         if self.spending.limited:
-            share = self._processes.broadcast(self.spending.compute_share)
+            share = self.spending.share
             progress = min(share if self._timing.planned is None else max(progress, share), 1.0)
         rent, train_size = self.config.rent, float(self.config.train_size)
         return np.array([progress]), self._timing.horizon, np.array([rent]), np.array([train_size])
 
     def _prepare_training(self) -> None:
         """Before training goes on: hook the gradients of all modules there are, and record what promises need."""
-        self._gradients.watch(self.model.seeds.values())
-        self._processes.synchronize(self.model.seeds.values())
-        if self._promise_recorder is not None:
-            self._promise_recorder.set_recording(self.looks_next)
+        seeds = self.model.seeds.values()
+        self.backend.gradients.watch(seeds)  # before the hooks that average gradients over processes
+        self._processes.synchronize(seeds)
+        if self.backend.promise_recorder is not None:
+            self.backend.promise_recorder.set_recording(self.promises_due)
 
     def _require_rollbacks_left(self, intervention: Intervention) -> None:
         try:
-            require_rollbacks_left(intervention, self.governor)
+            require_rollbacks_left(intervention, self.engine.governor)
         except DivergedError as error:
             failure = error
             self._notify(lambda callback: callback.on_failure(self, failure))
             raise
-
-    def _measure_dependence(self, slots: Bools) -> DependenceMeasurement:
-        """The model with the modules in ``slots`` as measured now; for `finish`."""
-        measurement = self.backend.measure_dependence(slots)
-        store_contributions(self.model, measurement.evaluation.accuracy_contribution)
-        return measurement
-
-    def _resolve(self, kept: Bools, pruned: Bools) -> Transitions:
-        """Fossilize the modules in slots ``kept`` and prune those in ``pruned``, ``[1, S]``; returns what changed."""
-        table, changes = finish_growth(self.network.table, kept, pruned)
-        self.network.change_slots(table, changes)
-        if pruned.any():
-            self.governor.expect_change(_EVERYONE, forget_skill=~_EVERYONE)
-        return changes
 
     def _notify(self, call: Callable[[GrowerCallback], None]) -> None:
         """Call every callback in the first process; the others wait for it."""
@@ -552,16 +492,12 @@ class Grower:
             for callback in self.callbacks:
                 call(callback)
 
-        self._processes.broadcast(call_all)
+        self._processes.run_on_first_process(call_all)
 
     def _share_spending(self) -> None:
         """Give all processes the first one's share of the budget, since each has its own clock."""
         if self._processes.is_distributed:
-            self.spending.set_share(self._processes.broadcast(self.spending.compute_share))
-
-    def describe_config(self) -> dict[str, Any]:
-        """The configuration and the criterion as a run records them: by field, without functions."""
-        return {**self.config.to_dict(), **self.criterion.to_dict()}
+            self.spending.set_share(self._processes.run_on_first_process(self.spending.compute_share))
 
     def state_dict(self) -> dict[str, Any]:
         """The grower's state as plain values.
@@ -605,25 +541,24 @@ class Grower:
             if before is not None:
                 self._load_memory(before)
             raise
-        self._trained.accept_changes()
+        self.backend.optimizer_check.accept_changes()
         store_contributions(self.model, self.engine.history.accuracy_contribution)
         self._prepare_training()
-        for key, callback in self._name_callbacks().items():
-            saved = state["callbacks"].get(key)
-            self._processes.broadcast(lambda callback=callback, saved=saved: callback.on_resume(self, saved))
+        saved = {id(callback): state["callbacks"].get(key) for key, callback in self._name_callbacks().items()}
+        self._notify(lambda callback: callback.on_resume(self, saved[id(callback)]))
 
     def _copy_memory(self) -> dict[str, Any]:
         """What the grower remembers, without callbacks, as plain values."""
-        return {"memory": to_plain(self._state()), "refit": self.forks.state_dict()}
+        return {"memory": to_plain(self._state()), "refit": self.backend.forks.state_dict()}
 
     def _load_memory(self, state: Mapping[str, Any]) -> None:
         """Continue where `_copy_memory` was called."""
         memory = from_plain(self._state(), state["memory"], "the grower's state")
-        self._controller_state, self.constraints.references = memory["controller"], memory["references"]
+        self._controller_state, self.backend.constraints.references = memory["controller"], memory["references"]
         self.network.update_seeds()
         self.model.tried = tuple(self.trials.modules)
-        self.forks.update(self.network.table, self.network.evidence)
-        self.forks.load_state_dict(state["refit"])
+        self.backend.forks.update(self.network.table, self.network.evidence)
+        self.backend.forks.load_state_dict(state["refit"])
 
     def _name_callbacks(self) -> dict[str, GrowerCallback]:
         """Callbacks by the names of their classes, those of one class numbered in their order."""
@@ -645,15 +580,16 @@ class Grower:
         }
 
     def _state(self) -> dict[str, Any]:
+        backend = self.backend
         return {
             "engine": self.engine,
             "network": self.network,
-            "snapshot": None if self.governor.settings is None else self._snapshot,
-            "learning": self._learning,
-            "scores": self.scores,
-            "references": self.constraints.references,
-            "gradients": self._gradients,
-            "promises": self._promise_recorder,
+            "snapshot": None if self.config.conduct.governor is None else backend.last_good,
+            "learning": backend.learning,
+            "scores": backend.scores,
+            "references": backend.constraints.references,
+            "gradients": backend.gradients,
+            "promises": backend.promise_recorder,
             "controller": self._controller_state,
             "spending": self.spending,
             "trials": self.trials,

@@ -93,7 +93,7 @@ class Spending:
     def share(self) -> float:
         """The share of the budget that is spent, from 0 to 1.
 
-        With several processes each has its own. For a grower's, all use that of the first process at the last step.
+        With several processes each has its own. For a grower's, all use that of the first process when it last decided.
 
         Raises:
             ConfigError: there is no budget, or FLOPs cannot be counted.
