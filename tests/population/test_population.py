@@ -1,21 +1,27 @@
 """Parameters, optimizer state and the lifecycle's table are one thing: after every call, successful or failed."""
 
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from esper.errors import ConfigError, IllegalActionError, SlotError, UnknownBlueprintError
 from esper.growth.blueprints.registry import get
-from esper.lifecycle.actions import Op, make_action, make_wait_actions
+from esper.lifecycle.actions import Blend, Op, make_action, make_wait_actions
 from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
+from esper.lifecycle.transitions import Transitions
 from esper.population import learning
 from esper.population.parameters import SeedKind
 from esper.population.population import Population, PopulationConfig
+from esper.population.snapshots import Snapshots, roll_back
 from open_rules import open_rules
 from population.scenes import (
     SUITE,
@@ -31,33 +37,13 @@ from population.scenes import (
     uncertain_evidence,
 )
 
-MLP, TOKEN_CONV = SUITE.blueprints.index("mlp"), SUITE.blueprints.index("token_conv")
+MLP = SUITE.blueprints.index("mlp")
+TOKEN_CONV = SUITE.blueprints.index("token_conv")
 QUICK = open_rules(cooldown=(1, 1, 1), min_training_steps=1)
 
 
 def population(count: int, rules: Rules = QUICK) -> Population:
     return Population(plan(rules), networks(instances(count)))
-
-
-@pytest.mark.parametrize("isolation", list(Isolation))
-@pytest.mark.few(1)
-def test_rows_are_the_live_seeds_after_every_transition(isolation: Isolation) -> None:
-    chosen = instances(10)
-    fast = Population(plan(QUICK.model_copy(update={"isolation": isolation})), networks(chosen))
-    draws, rng = Draws(chosen), np.random.default_rng(0)
-    seen: set[tuple[int, int]] = set()
-    for step in range(80):
-        if step == 40:  # all but two have fossilized what they could: go on with new networks
-            fast.replace(np.arange(8), networks(instances(18)[10:]))
-            assert_aligned(fast)
-        fast.evidence = uncertain_evidence(fast, rng)
-        changes = fast.decide(draws.actions(fast.legal_actions())).transitions
-        seen |= set(zip(changes.before.tolist(), changes.after.tolist(), strict=True))
-        assert_aligned(fast)
-    assert (Stage.DORMANT, Stage.GERMINATED) in seen
-    assert (Stage.GERMINATED, Stage.PRUNED) in seen
-    assert (Stage.HOLDING, Stage.FOSSILIZED) in seen
-    assert (Stage.RESETTING, Stage.DORMANT) in seen
 
 
 def test_a_seed_keeps_its_moments_when_others_come_and_go_and_when_it_fossilizes() -> None:
@@ -196,3 +182,226 @@ def test_a_decision_prepares_its_program_once_however_many_minibatches(
 def test_types_in_which_steps_cannot_be_counted_are_refused(dtype: torch.dtype) -> None:
     with pytest.raises(ConfigError, match=r"dtype is torch\.\w+: choose torch\.float32 or torch\.float64"):
         PopulationConfig(nn.Linear(2, 2), (), (), torch.zeros(1, 2), dtype=dtype)
+
+
+# A call that fails halfway, wherever that is, leaves every tensor and table as it was.
+
+
+BLENDED = open_rules(cooldown=(1, 1, 1), min_training_steps=1, blends=tuple(Blend))
+TRANSITIONS = 10_000
+FAULT_SHARE = 0.4
+
+
+class OutOfMemory(TorchFunctionMode):
+    """The n-th call of torch finds no memory."""
+
+    def __init__(self, call: int) -> None:
+        super().__init__()
+        self._left = call
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        # Switching gradients on and off needs no memory, and the mode would stay switched for ever.
+        self._left -= result is not None
+        if self._left == 0 and result is not None:
+            raise torch.OutOfMemoryError("injected")
+        return result
+
+
+Everything = dict[str, Any]
+
+
+def everything(population: Population) -> Everything:
+    """Copies of all that a population has."""
+    state = population.state
+    held = {"pool": state.parameters.flat.values, "steps": state.parameters.flat.steps, **state.parameters.flat.moments}
+    held |= {f"buffer.{name}": buffer for name, buffer in state.parameters.host.buffers.items()}
+    for key, bank in state.parameters.banks.items():
+        held |= {f"{key}.owners": bank.block.owners, f"{key}.values": bank.block.values.detach()}
+        held |= {f"{key}.buffer.{name}": buffer for name, buffer in bank.block.buffers.items()}
+    tensors = {name: tensor.clone() for name, tensor in held.items()}
+    for record in (state.table, state.evidence):
+        tensors |= {one.name: torch.from_numpy(getattr(record, one.name).copy()) for one in fields(record)}
+    return {
+        **tensors,
+        "germinations": torch.from_numpy(state.germinations.copy()),
+        "networks": list(state.specs.networks),
+    }
+
+
+def assert_unchanged(population: Population, before: Everything) -> None:
+    after = everything(population)
+    assert after.keys() == before.keys()
+    for name, value in before.items():
+        if isinstance(value, torch.Tensor):
+            torch.testing.assert_close(after[name], value, rtol=0, atol=0, equal_nan=True, msg=name)
+        else:
+            assert all(one is other for one, other in zip(after[name], value, strict=True)), name
+
+
+@contextmanager
+def broken_blueprint(name: str) -> Iterator[None]:
+    def broken(*arguments: object) -> None:
+        raise SlotError("injected")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(get(name), "__init__", broken)
+        yield
+
+
+def grown(isolation: Isolation = Isolation.NONE) -> tuple[Population, Draws]:
+    """Three networks that hold a seed in slot 2, each of another blend."""
+    chosen = instances(3)
+    population = Population(plan(BLENDED.model_copy(update={"isolation": isolation})), networks(chosen))
+    draws = Draws(chosen)
+    advance(population, draws, np.stack([make_action(Op.GERMINATE, 2, MLP, blend=blend) for blend in Blend]))
+    for _ in range(4):
+        advance(population, draws, make_wait_actions(3))
+    population.evidence = good_evidence(population)
+    return population, draws
+
+
+Call = Callable[[Population], object]
+
+
+CALLS: dict[str, Call] = {
+    "all of them": lambda held: held.decide(
+        np.stack(
+            [
+                make_action(Op.PRUNE, 2),
+                make_action(Op.FOSSILIZE, 2),
+                make_action(Op.GERMINATE, 0, MLP, blend=Blend.GATE),
+            ]
+        )
+    ),
+    "germinate": lambda held: held.decide(
+        np.stack([make_action(Op.GERMINATE, 0, MLP, blend=blend) for blend in Blend])
+    ),
+    "prune": lambda held: held.decide(np.stack([make_action(Op.PRUNE, 2)] * 3)),
+    "replace": lambda held: held.replace(np.array([1]), networks(instances(4)[3:])),
+    "roll back": lambda held: roll_back(held, np.array([True, False, True]), Snapshots.from_state(held.state)),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.few(2)
+def test_memory_that_runs_out_at_any_point_changes_nothing(name: str, count_figure: Callable[[str, int], None]) -> None:
+    population, _ = grown()
+    before, faults = everything(population), 0
+    while True:
+        try:
+            with OutOfMemory(faults + 1):
+                CALLS[name](population)
+        except torch.OutOfMemoryError:
+            faults += 1
+            assert_unchanged(population, before)
+            assert_aligned(population)
+        else:
+            break
+    assert faults >= 10, "every call of torch on the way is to fail once"
+    with pytest.raises(AssertionError):
+        assert_unchanged(population, before)  # at last it went through
+    assert_aligned(population)
+    count_figure("single faults injected into germinate, prune, replace and roll back", faults)
+
+
+def test_a_decision_without_births_and_deaths_needs_no_memory() -> None:
+    population, _ = grown()
+    held = population.state.parameters
+    with OutOfMemory(1):
+        population.decide(np.stack([make_action(Op.FOSSILIZE, 2)] * 3))
+    assert population.state.parameters is held
+    assert_aligned(population)
+
+
+def test_a_blueprint_that_raises_changes_nothing() -> None:
+    population, _ = grown()
+    before = everything(population)
+    conv = SUITE.blueprints.index("token_conv")
+    actions = np.stack(
+        [make_action(Op.PRUNE, 2), make_action(Op.GERMINATE, 0, MLP), make_action(Op.GERMINATE, 0, conv)]
+    )
+    with broken_blueprint("token_conv"), pytest.raises(SlotError, match="injected"):
+        population.decide(actions)
+    assert_unchanged(population, before)
+
+
+def test_a_gate_that_refuses_changes_nothing() -> None:
+    population, _ = grown()
+    evidence = good_evidence(population)
+    evidence.contribution[1] = -0.1
+    population.evidence = evidence
+    before = everything(population)
+    with pytest.raises(IllegalActionError, match="environment 1, slot 2 .* gate G5 is closed, HARMFUL"):
+        population.decide(np.stack([make_action(Op.FOSSILIZE, 2)] * 3))
+    assert_unchanged(population, before)
+
+
+class RandomCalls:
+    """A population that is decided for, rolled back and given new networks, at random."""
+
+    def __init__(self, isolation: Isolation, size: int = 16) -> None:
+        chosen = instances(2 * size)
+        self.population = Population(plan(BLENDED.model_copy(update={"isolation": isolation})), networks(chosen[:size]))
+        self._draws, self._newcomers = Draws(chosen[:size]), networks(chosen[size:])
+        self._rng, self._size = np.random.default_rng(1), size
+        self._keep(np.ones(size, np.bool_), None)
+
+    def prepare(self) -> None:
+        self.population.evidence = uncertain_evidence(self.population, self._rng)
+
+    def call(self) -> Transitions | None:
+        """One call, which may fail; None for one that reports no transitions."""
+        kind, rows = self._rng.random(), self._rng.random(self._size) < 0.2
+        actions = self._draws.actions(self.population.legal_actions())
+        fault = int(self._rng.integers(1, 120)) if self._rng.random() < FAULT_SHARE else 0
+        with OutOfMemory(fault):
+            if kind < 0.1:
+                return roll_back(self.population, rows, self._snapshots)
+            if kind < 0.15 and rows.any():
+                self.population.replace(rows.nonzero()[0], [self._newcomers[row] for row in rows.nonzero()[0]])
+                self._replaced = rows
+                return None
+            return self.population.decide(actions).transitions
+
+    def conclude(self) -> None:
+        """After a call that succeeded."""
+        self._keep((self._rng.random(self._size) < 0.05) | self._replaced, self._snapshots)
+
+    def _keep(self, rows: NDArray[np.bool_], before: Snapshots | None) -> None:
+        state = self.population.state
+        self._snapshots = Snapshots.from_state(state) if before is None else before.retake(rows, state)
+        self._replaced = np.zeros(self._size, np.bool_)
+
+
+@pytest.mark.parametrize("isolation", [Isolation.SHADOW, Isolation.NONE])
+@pytest.mark.few(1)
+def test_the_invariant_holds_after_each_of_10000_transitions_with_random_faults(
+    isolation: Isolation, count_figure: Callable[[str, int], None]
+) -> None:
+    calls = RandomCalls(isolation)
+    transitions, faults, seen = 0, 0, set[tuple[int, int]]()
+    while transitions < TRANSITIONS // len(Isolation):
+        calls.prepare()
+        before = everything(calls.population)
+        try:
+            changes = calls.call()
+        except torch.OutOfMemoryError:
+            faults += 1
+            assert_unchanged(calls.population, before)
+        else:
+            calls.conclude()
+            if changes is not None:
+                transitions += len(changes)
+                seen |= set(zip(changes.before.tolist(), changes.after.tolist(), strict=True))
+        assert_aligned(calls.population)
+    assert seen >= {
+        (Stage.DORMANT, Stage.GERMINATED),
+        (Stage.GERMINATED, Stage.PRUNED),
+        (Stage.HOLDING, Stage.FOSSILIZED),
+        (Stage.FOSSILIZED, Stage.PRUNED),
+        (Stage.RESETTING, Stage.DORMANT),
+    }
+    assert faults > 100
+    count_figure("random transitions after which parameters, optimizer state and table agree", transitions)
+    count_figure("random faults among them", faults)

@@ -4,15 +4,17 @@ import copy
 import os
 import signal
 import sqlite3
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Generator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from esper.errors import RunError
+import esper
+from esper.cli import main
+from esper.errors import ConfigError, EsperError, RunError
 from esper.numerics.devices import describe_platform
 from esper.rl.ppo import PolicyOptimizer
 from esper.runs.events import (
@@ -31,10 +33,11 @@ from esper.serialization.checkpoints import Checkpoints
 from esper.tasks.registry import get_suite
 from esper.train.collect import create_greedy_controller
 from esper.train.evaluation import evaluate_controllers, make_evaluation_config
+from esper.train.iteration import Iteration
 from esper.train.settings import TrainSettings
 from esper.train.trainer import Trainer
 from esper.train.workers import LocalWorkers
-from train.runs import at, figures, ignore, resumed, short_suite, started, tiny
+from train.runs import TINY, assert_same_end, at, figures, ignore, resumed, short_suite, started, tiny
 
 with short_suite():
     # A policy that plants and keeps a module in every slot.
@@ -278,3 +281,62 @@ def test_processes_do_not_change_the_result(tmp_path: Path, monkeypatch: pytest.
         trainer.train(ignore)
         together = learned(trainer)
     assert all(torch.equal(together[name], tensor) for name, tensor in apart.items())
+
+
+# `esper.train_controller` trains in a directory, goes on there with the same settings, and with no others.
+
+
+SMALL = {
+    "suite": "short",
+    "environments": 8,
+    "shards": 1,
+    "probe_instances": 2,
+    "policy": {"hidden": 16, "width": 16},
+    "ppo": {"group": 4, "minibatches": 2},
+    "ppo.epochs": 2,
+    "iterations": 2,
+}
+
+
+@pytest.mark.landing
+def test_it_ends_as_the_command_does_also_in_two_calls(tmp_path: Path) -> None:
+    words = [word for setting in (*TINY, "iterations=2") for word in ("--set", setting)]
+    assert main(["train", "--run-dir", str(tmp_path / "command"), *words]) == 0
+
+    @contextmanager
+    def stop_after_one(trainer: Trainer) -> Generator[Any]:
+        trainer.measure_baseline_levels()
+
+        def stop(iteration: Iteration) -> None:
+            raise KeyboardInterrupt
+
+        yield stop
+
+    with pytest.raises(KeyboardInterrupt):
+        esper.train_controller(SMALL, tmp_path / "mine", watch=stop_after_one)
+    summary = esper.train_controller(SMALL, tmp_path / "mine")
+    assert summary.iterations == 2
+    assert summary.probe_score is not None
+    assert "look" in summary.baselines
+    assert_same_end(tmp_path / "mine", tmp_path / "command")
+    assert esper.train_controller(tiny("iterations=2"), tmp_path / "mine") == summary, "it is only read"
+    with pytest.raises(ConfigError, match="was trained with other settings"):
+        esper.train_controller({**SMALL, "seed": 1}, tmp_path / "mine")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"ppo.epoch": 1}, r"unknown key `ppo\.epoch`, did you mean `ppo\.epochs`"),
+        ({"seed.x": 1}, "setting seed.x: `seed` is a value"),
+        (None, "settings are a NoneType: give a mapping"),
+        ({"start_from": "nowhere"}, "nowhere"),
+        ({"devices": ["cuda:77"]}, "no device 'cuda:77' on this machine"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_before_there_is_a_directory(
+    settings: Any, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(EsperError, match=message):
+        esper.train_controller(settings, tmp_path / "mine")
+    assert not (tmp_path / "mine").exists()
