@@ -337,9 +337,9 @@ def test_a_run_with_twins_learns_and_counts_their_steps(tmp_path) -> None:
         trainer.train(reported.append)
         other = trainer.learner.state_tensors()
     beside, without = reported
-    assert without.environment_steps == 8 * steps
-    assert beside.environment_steps == (8 + 4) * steps
-    assert beside.objective == without.objective
+    assert without.figures["environment_steps"] == 8 * steps
+    assert beside.figures["environment_steps"] == (8 + 4) * steps
+    assert beside.figures["objective"] == without.figures["objective"]
     assert not torch.equal(learned["policy.value_head.returns.mean"], other["policy.value_head.returns.mean"])
 
 
