@@ -353,7 +353,7 @@ def test_an_average_of_the_weights_grows_and_resumes_with_the_model(tmp_path: Pa
 def test_an_average_before_the_grower_is_refused(tmp_path: Path):
     module, growth = Classifier(), callback()
     trainer = lightning.Trainer(max_epochs=1, accelerator="cpu", logger=False, callbacks=[average(), growth])
-    with pytest.raises(ConfigError, match=r"^EMAWeightAveraging comes before LightningGrower .*: put Growe"):
+    with pytest.raises(ConfigError, match=r"^EMAWeightAveraging comes before LightningGrower .*: put Lightning"):
         trainer.fit(module, DataLoader(TensorDataset(*make_data()), batch_size=48))
 
 
