@@ -126,7 +126,7 @@ def test_a_grower_measures_errors_where_examples_are_known(form: str) -> None:
     history = loop.grower.engine.history
     now: Any = validate(loop.model)
     for place, slot in enumerate(loop.model.slots.values()):
-        with slot.temporary_alpha(0.0):
+        with slot.seed.temporary_alpha(0.0):
             without: Any = validate(loop.model)
         assert history.loss_contribution[0, place] == pytest.approx(without[0] - now[0], abs=1e-6)
         for error, part in ((history.loss_error, 0), (history.accuracy_error, 1)):

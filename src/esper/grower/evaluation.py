@@ -69,7 +69,7 @@ def measure_model(
             if slot.seed is None or not due[0, place]:
                 continue
             if slot.name not in forks:
-                with slot.temporary_alpha(0.0 if table.blended[0, place] else 1.0):
+                with slot.seed.temporary_alpha(0.0 if table.blended[0, place] else 1.0):
                     ablated[slot.name] = parse(evaluate(model))
             elif (fork := forks[slot.name]) is not None:
                 ablated[slot.name] = fork.run(lambda: parse(evaluate(model)))

@@ -221,9 +221,6 @@ class GrowingModel(nn.Module):
         causal: As in `esper.growth.probe.probe`.
         frozen: Names of submodules that never change; ``""`` is the host itself.
         matches: By pattern, the number of submodules that it matches, for `summary`.
-
-    Raises:
-        SlotError: as for `esper.growth.probe.probe` and `Slot`.
     """
 
     def __init__(

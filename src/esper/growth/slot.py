@@ -6,7 +6,7 @@ Unlike a closure, a module can be deep-copied, pickled and compiled with the hos
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Annotated, Any, Protocol, cast
 
 import torch
@@ -321,10 +321,6 @@ class Slot(GrowthHook):
                 f"slot {self.name!r} is switched off, as within model.without_growth(): leave that block before you "
                 "plant, remove or save anything"
             )
-
-    def temporary_alpha(self, alpha: float) -> AbstractContextManager[None]:
-        """Context manager in which the seed takes part with ``alpha``."""
-        return self._require_seed().temporary_alpha(alpha)
 
     def _set_module(self, occupant: SlotModule | None) -> None:
         """Set the module so that graphs that were compiled with the same module are valid again."""
