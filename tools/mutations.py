@@ -77,8 +77,8 @@ MUTATIONS = (
     Mutation(
         "a model's moments survive a rollback",
         "grower/governor.py",
-        "self.optimizer.state.clear()",
-        "pass",
+        "            optimizer.state.pop(parameter, None)\n            if name in self._moments:",
+        "            if parameter not in optimizer.state and name in self._moments:",
         "D4",
     ),
     Mutation(
@@ -91,16 +91,8 @@ MUTATIONS = (
     Mutation(
         "a rollback replaces parameters, which orphans the optimizer",
         "grower/governor.py",
-        "                parameter.copy_(saved)",
-        "                (name,) = (name for name, owned in self.model.named_parameters() if owned is parameter)\n"
-        "                self.model.load_state_dict({name: saved}, strict=False, assign=True)",
-        "D5",
-    ),
-    Mutation(
-        "nothing clears the moments, in the belief that the optimizer has lost its parameters",
-        "grower/governor.py",
-        "self.optimizer.state.clear()",
-        "self.optimizer.load_state_dict(self.optimizer.state_dict())",
+        "                tensor.copy_(self._values[name])",
+        "                self.model.load_state_dict({name: self._values[name]}, strict=False, assign=True)",
         "D5",
     ),
     Mutation(
@@ -384,10 +376,10 @@ MUTATIONS = (
         "D29",
     ),
     Mutation(
-        "steps of other shapes than the first get through",
-        "rl/rollout.py",
-        "_require(tensor.shape == first.shape, name,",
-        "_require(tensor.dim() == first.dim(), name,",
+        "the memory of a policy of another width gets through to the LSTM",
+        "control/policy/network.py",
+        "if state.output.shape != fitting or state.cell.shape != fitting:",
+        "if state.output.dim() != len(fitting):",
         "D29",
     ),
     Mutation(
