@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "esper"
 
 ROOMS: dict[tuple[str, ...], int] = {
-    ("growth",): 6_460,
+    ("growth",): 6_500,
     ("grower",): 5_110,
     ("engine", "lifecycle", "control"): 5_100,
     ("population",): 3_500,
@@ -37,7 +37,7 @@ ROOMS: dict[tuple[str, ...], int] = {
 }
 """Budgets in lines, by folders and files of `src/esper`; what stands in none of them is the ground."""
 GROUND = 2_350
-LINES = 42_200
+LINES = 42_250
 MEGABYTES = 1.95
 TEST_LINES = 56_150
 WORDS = 35_000

@@ -34,7 +34,7 @@ ROOTS: dict[type[Settings], Settings] = {
 """What entry points take, and its defaults."""
 WRITTEN_BY_ESPER = {
     *("_Entry", "SavedSite", "SavedSeed", "SavedSlot", "Topology", "Manifest", "CheckpointManifest"),
-    *("PolicyOrigin", "ObservedConduct", "_SavedRung", "_Table"),  # parts of saved files
+    *("PolicyOrigin", "ObservedConduct", "Rung", "_Table"),  # parts of saved files
     *("BaselineSettings", "OptimizerSettings"),  # of a suite
     "GrowerConfig",  # keyword arguments
 }

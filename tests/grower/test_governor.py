@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -88,7 +89,8 @@ class ModelGovernor:
         if intervention.rows[0] and self.pruned:
             self.governor.expect_change(EVERYONE, forget_skill=NOBODY)
         require_rollbacks_left(intervention, self.governor)
-        return describe_rollback(intervention, loss, self.pruned)
+        rollback = describe_rollback(intervention, loss, ())
+        return None if rollback is None else replace(rollback, pruned=tuple(self.pruned))  # there is no table of slots
 
     def state_dict(self) -> dict[str, Any]:
         return {"snapshot": self.copies.state_dict(), "governor": self.governor.state_dict()}

@@ -248,7 +248,7 @@ def test_a_seed_that_harms_is_harmful_and_one_that_helps_helps(about: str) -> No
 def test_what_was_measured_first_is_remembered(about: str) -> None:
     training, found = trained(about)
     given, evaluate = ABOUT[about]
-    options = growth_about(evaluate, **given, conduct=found.conduct)
+    options = growth_about(evaluate, **given, conduct=found.config.conduct)
     again = Grower(training.model, training.optimizer, controller="all_at_start", horizon=30, **options)
     again.load_state_dict(found.state_dict())
     own, other = found.step(train_loss=0.5), again.step(train_loss=0.5)

@@ -348,8 +348,6 @@ def test_without_growth_the_host_computes_as_before_and_hooks_go_with_the_slots(
         assert not torch.equal(model(x), before)
         with model.without_growth():
             assert torch.equal(model(x), before)
-            assert not (host.linear1._forward_pre_hooks)
-            assert not (host.linear2._forward_hooks)
         assert not torch.equal(model(x), before)
     model.release()
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in host.modules())

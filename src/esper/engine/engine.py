@@ -156,7 +156,7 @@ class GrowthEngine:
         report = replace(report, accuracy=accuracy)
         networks.evidence = update_evidence(networks.table, networks.evidence, evaluation)
         self.history.record(self.actions, networks.table, report, evaluation)
-        self.measured, self.before_rollback = replace(measurement, evaluation=evaluation), before
+        self.measured, self.before_rollback = replace(measurement, training=report, evaluation=evaluation), before
         self.evidence_measured = networks.evidence
         return self.measured, intervention
 

@@ -111,7 +111,7 @@ def choose_kept(seeds: Mapping[str, Seed], unfinished: Literal["keep", "drop", "
         warnings.warn(
             f"unfinished seeds: {'; '.join(lines)}; call finish() of their grower first to have them measured and "
             "judged, or finalize(unfinished='drop') to drop them all",
-            stacklevel=5,
+            stacklevel=4,
         )
     return [name for name, seed in seeds.items() if seed.fossilized or name in kept]
 
@@ -154,7 +154,7 @@ def _prepare_fossil(host: nn.Module, path: str, slot: Slot, seed: Seed) -> None:
 _CAUSES = {
     Folded.INSERTED: "a block inserted behind {!r} is not run as the next one: the model does not go through its "
     "nn.ModuleList in turn",
-    Folded.MERGED: "what was added to the weight of {!r} does not do what its seed did: something else reads that "
+    Folded.MERGED: "what was added to the weight of {!r} does not do what its seed did{}: something else reads that "
     "weight, too, or changes what the layer returns",
     Folded.WIDENED: "the units that were added to the layers of {!r} do not do what their seed did: something else "
     "reads the weights, too, or changes what the layers return",
@@ -183,13 +183,25 @@ def _require_equal(model: GrowingModel, plain: nn.Module, kept: list[str], ways:
     altered = [*ways.get(Folded.MERGED, []), *ways.get(Folded.WIDENED, [])]
     if not expected and altered:
         warnings.warn(f"whether the layer behind {altered[0]!r} alone reads its weight {_UNKNOWN}", stacklevel=5)
-    if not _are_close(plain, expected, computed):
-        causes = [cause.format(ways[way][0]) for way, cause in _CAUSES.items() if way in ways]
+    equal, when = _are_close(plain, expected, computed), ""
+    # A model may use some weights only in training. Inserted blocks and additional units draw other random numbers.
+    if equal and ways.keys() <= {Folded.MERGED, Folded.NOT} and Folded.MERGED in ways:
+        when = " in training mode"
+        equal = _are_close(plain, *_compute_both(model, plain, kept, training_blocks=ways.get(Folded.NOT, [])))
+    if not equal:
+        causes = [cause.format(ways[way][0], when) for way, cause in _CAUSES.items() if way in ways]
         raise ExportError(f"{', or '.join(causes)}; save the growing model with esper.save")
 
 
-def _compute_both(model: GrowingModel, plain: nn.Module, kept: list[str]) -> tuple[list[Tensor], list[Tensor]]:
-    """Outputs of both models in evaluation mode for the example input; empty if there is none."""
+def _compute_both(
+    model: GrowingModel, plain: nn.Module, kept: list[str], training_blocks: list[str] | None = None
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Outputs of both models for the example input, with the same random numbers; empty if they cannot be compared.
+
+    Both are in evaluation mode or, with ``training_blocks`` (slots whose seeds are blocks), in training mode. Even
+    then, torch's own layers and other seeds stay in evaluation mode, so that there is no dropout and no batch is too
+    small for statistics. This shows what the host's own code does in training.
+    """
     outputs: tuple[list[Tensor], list[Tensor]] = ([], [])
     if model.example.arguments is None:
         return outputs
@@ -198,13 +210,23 @@ def _compute_both(model: GrowingModel, plain: nn.Module, kept: list[str]) -> tup
         for network in (model, plain):
             stack.enter_context(keep_modes(network))
             network.eval()
+        if training_blocks is not None:
+            stack.enter_context(model.frozen.suspended())  # in the plain model nothing is frozen
+            grown = [module for name in training_blocks for module in model.seeds[name].modules()]
+            for module in (*model.host.modules(), *grown, *plain.modules()):
+                module.training = not type(module).__module__.startswith("torch.nn.")
         for name, slot in model.slots.items():
             if name not in kept:
                 stack.enter_context(slot.disabled())
         stack.enter_context(torch.no_grad())
         for network, tensors in zip((model, plain), outputs, strict=True):
             with side_pass(network, ()):
-                returned = find_tensors(call_host(network, example))
+                try:
+                    returned = find_tensors(call_host(network, example))
+                except Exception:
+                    if training_blocks is not None and network is model:  # the example is none for training
+                        return [], []
+                    raise
                 tensors += [part for part in returned if part.is_floating_point() and not part.is_nested]
     return outputs
 

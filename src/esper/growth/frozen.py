@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -64,6 +65,15 @@ class FrozenParts:
             part.eval()
         # Listed once, not in every pass.
         self.modules = [module for part in self._list_parts(host) for module in part.modules()]
+
+    @contextmanager
+    def suspended(self) -> Generator[None]:
+        """Context manager in which frozen parts may be in training mode; their parameters still do not learn."""
+        modules, self.modules = self.modules, []
+        try:
+            yield
+        finally:
+            self.modules = modules
 
     def holds(self, key: str) -> bool:
         """Whether ``key`` of the host's state dict belongs to a frozen part."""
