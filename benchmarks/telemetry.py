@@ -38,7 +38,7 @@ from esper.runs.store import RunStore, encode_events
 from esper.tasks.registry import get_suite
 from esper.train.collect import create_advisor, create_policy, run_policy, sample_instances
 from esper.train.evaluation import make_evaluation_config
-from esper.train.iteration import record_iteration, summarise_iteration
+from esper.train.iteration import Iteration, compute_figures, record_iteration
 from esper.train.recorder import EpisodeRecorder
 from esper.train.settings import TrainSettings
 from esper.train.workers import prepare_process
@@ -185,12 +185,12 @@ def measure_iteration(settings: TrainSettings, learner: PPO, store: RunStore, nu
     lap.telemetry += time.thread_time() - start
     lap.events = len(shard.events)
     update = learner.update(concatenate_rollouts([shard.rollout]), number / settings.iterations)
-    result = summarise_iteration(settings, number + 1, [shard], update, (), None, 0.0)
+    figures = compute_figures(settings, [shard], update, None, 0.0)
     start = time.thread_time()
-    record_iteration(store, result, {})
+    record_iteration(store, Iteration(number + 1, settings.iterations, figures), {})
     lap.telemetry += time.thread_time() - start + recorder.seconds + store.thread_seconds - committed
     lap.total = time.process_time() - began
-    lap.steps = result.environment_steps
+    lap.steps = int(figures["environment_steps"])
     return lap
 
 
