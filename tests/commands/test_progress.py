@@ -13,7 +13,7 @@ from train.runs import TINY, short_suite
 pytestmark = pytest.mark.landing
 
 SETTINGS = [word for setting in (*TINY, "iterations=2") for word in ("--set", setting)]
-SHORT = {"runs": "it lists what is there", "dash": "it serves until it is stopped"}
+SHORT = {"runs": "it lists what is there", "dash": "it serves until it is stopped", "doctor": "it takes seconds"}
 """Commands without progress, and why."""
 SWEEP = """
 def suggest(trial):
@@ -29,7 +29,6 @@ CALLS = {
     "compare": ("compare", "a.yaml", *SETTINGS, "--arms", "--seeds", "2", "--instances", "2", "--workers", "1"),
     "sweep": ("sweep", "space.py:suggest", "--trials", "1", "--instances", "2", "--workers", "1"),
     "report": ("report", "run", "--out", "pages"),
-    "doctor": ("doctor",),
     "bench suite": ("bench", "suite", "short", "--search", "1", "--score", "2"),
     "bench search": ("bench", "search", "--suite", "short", "--instances", "3"),
 }
