@@ -49,7 +49,7 @@ def last_json(text: str) -> dict[str, Any]:
 @pytest.mark.landing
 def test_the_page_ends_with_a_command_that_benchmarks_its_controller(file: Path, capsys: Capture):
     command = re.search(r"^esper (evaluate --controller eager\.py:Eager .*)$", PAGE.read_text(), re.MULTILINE)
-    words = command[1].replace("eager.py", str(file)).replace("tokens", "short").replace("256", "4").split()
+    words = command[1].replace("tokens", "short").replace("256", "4").replace("eager.py", str(file)).split()
     assert main([*words, "--json"]) == 0
     printed = capsys.readouterr()
     known = {"none", "random", "all_at_start", "schedule", "periodic", "heuristic", "look"}
