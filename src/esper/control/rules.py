@@ -111,7 +111,7 @@ def rate_seeds(features: FeatureReader, margin: float = 0.0) -> SeedRating:
 def keep_or_prune(decisions: ActionBuilder, features: FeatureReader, trial: float, rating: SeedRating) -> None:
     """Fossilize the held seeds that are worth keeping, and prune the others.
 
-    That is once its contribution was measured and its stage's age reaches ``trial``, a share of the episode.
+    A seed is due once its contribution was measured and its stage's age reaches ``trial``, a share of the episode.
     """
     measured = (features.slot("stage_holding") > 0) & ~np.isnan(rating.contribution)
     due = measured & (features.slot("stage_age") >= trial - ROUNDING)

@@ -74,7 +74,7 @@ class GrowthEngine:
         self.intervention: Intervention
         """What the governor did."""
         self.evidence_measured = self._snapshot_evidence
-        """What was known of the modules with that."""
+        """Evidence on the modules after these measurements."""
         self._overdue: Bools = np.zeros(size, np.bool_)
         """Networks whose promises were due and could not be measured, ``[E]``."""
 
@@ -147,16 +147,16 @@ class GrowthEngine:
             again = backend.evaluate(due | intervention.rows[:, None])
             self.history.set_chance_level(*backend.chance_level)
             restored = self.history.fill_stale_contributions(again, networks.evidence)
+            # One model keeps the type of its evaluation, which has more than the arrays.
             evaluation = restored if intervention.rows.all() else replace_where(intervention.rows, before, restored)
 
-        # Record it as evidence for gates, and for what controllers see. An unknown accuracy of training is taken to
-        # equal that of validation.
-        report = measurement.training
-        accuracy = np.where(np.isnan(report.accuracy), evaluation.accuracy, report.accuracy)
-        report = replace(report, accuracy=accuracy)
+        # Record it as evidence for gates, and for what controllers see: there an unknown accuracy of training is taken
+        # to equal that of validation.
+        known = np.where(np.isnan(measurement.training.accuracy), evaluation.accuracy, measurement.training.accuracy)
+        report = replace(measurement.training, accuracy=known)
         networks.evidence = update_evidence(networks.table, networks.evidence, evaluation)
         self.history.record(self.actions, networks.table, report, evaluation)
-        self.measured, self.before_rollback = replace(measurement, training=report, evaluation=evaluation), before
+        self.measured, self.before_rollback = replace(measurement, evaluation=evaluation), before
         self.evidence_measured = networks.evidence
         return self.measured, intervention
 

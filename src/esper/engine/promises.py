@@ -73,8 +73,9 @@ class PromiseRecord:
         measured_before = np.isfinite(self.age) & rows
         before = self.best
         # A figure that controllers must not see is stored as 0.
-        self.fitted[rows] = fitted[rows] if self.settings.shown != "held_out" else 0 * np.abs(fitted[rows])
-        self.held_out[rows] = held_out[rows] if self.settings.shown != "fitted" else 0 * np.abs(held_out[rows])
+        shown = self.settings.shown
+        self.fitted[rows] = np.where(np.isnan(fitted[rows]) | (shown != "held_out"), fitted[rows], 0.0)
+        self.held_out[rows] = np.where(np.isnan(held_out[rows]) | (shown != "fitted"), held_out[rows], 0.0)
         self.age = np.where(rows, 0.0, self.age)
         self.change = np.where(measured_before, self.best - before, np.where(rows, 0.0, self.change))
 
@@ -86,12 +87,15 @@ class PromiseRecord:
 
     def state_dict(self) -> dict[str, Any]:
         """All attributes but the settings, as plain values."""
-        return to_plain({name: value for name, value in vars(self).items() if name != "settings"})
+        return to_plain(self._arrays)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        arrays = {name: value for name, value in vars(self).items() if name != "settings"}
-        vars(self).update(from_plain(arrays, state, "promises"))
+        vars(self).update(from_plain(self._arrays, state, "promises"))
+
+    @property
+    def _arrays(self) -> dict[str, Floats]:
+        return {name: value for name, value in vars(self).items() if name != "settings"}
 
 
 def find_largest(figures: Floats, axes: int | tuple[int, ...]) -> Floats:

@@ -126,7 +126,8 @@ class ModelSnapshot:
             {
                 "values": {name: value for name, value in self._values.items() if name in kept},
                 "moments": {name: value for name, value in self._moments.items() if name in kept},
-                "groups": self._groups,
+                # What is not plain a resumed optimizer has from whoever constructs it.
+                "groups": [{key: each for key, each in group.items() if _is_plain(each)} for group in self._groups],
                 "generators": self._random,
                 "optimizer": type(self.optimizer).__name__,
             }
@@ -138,24 +139,32 @@ class ModelSnapshot:
         Generators of devices that are not here, and the state of another kind of optimizer, mean nothing.
         """
         tensors, parameters = self._name_tensors(), dict(self.model.named_parameters())
-        unknown = next((name for name in (*state["values"], *state["moments"]) if name not in tensors), None)
+        unknown = next((name for name in state["values"] if name not in tensors), None)
+        unknown = unknown or next((name for name in state["moments"] if name not in parameters), None)
         if unknown is not None:
             raise CheckpointError(f"the governor's snapshot holds {unknown!r}, which this model lacks")
         like = {name: tensors[name] for name in state["values"]}
         self._values = from_plain(like, state["values"], "the governor's snapshot")
         saved = {tensors[name] for name in self._values}
         self._seeds = {slot: seed for slot, seed in self.model.seeds.items() if saved.issuperset(seed.parameters())}
-        self._random = {name: value for name, value in state["generators"].items() if name in self._generators}
+        random = {name: each.get_state() for name, each in self._generators.items() if name in state["generators"]}
+        saved_random = {name: state["generators"][name] for name in random}
+        self._random = from_plain(random, saved_random, "the governor's snapshot")
         same = state["optimizer"] == type(self.optimizer).__name__
-        self._groups = state["groups"] if same else []
-        self._moments = {
-            # Counts of steps stay on the CPU.
-            name: {
-                key: value.to(parameters[name].device) if isinstance(value, Tensor) and value.dim() else value
-                for key, value in kept.items()
-            }
-            for name, kept in (state["moments"].items() if same else ())
-        }
+        # Tuples such as betas are saved as lists.
+        self._groups = [
+            {key: tuple(cast("list[Any]", value)) if isinstance(value, list) else value for key, value in group.items()}
+            for group in (state["groups"] if same else ())
+        ]
+        self._moments = {}
+        for name, kept in (state["moments"] if same else {}).items():
+            present, device = self.optimizer.state.get(parameters[name], {}), parameters[name].device
+            moments = dict(kept)
+            for key, value in moments.items():
+                # Each goes where the optimizer has it now; without a state, counts of steps stay on the CPU.
+                if isinstance(value, Tensor):
+                    moments[key] = value.to(present[key].device if key in present else device if value.dim() else "cpu")
+            self._moments[name] = moments
 
     def _name_tensors(self) -> dict[str, Tensor]:
         """All parameters and buffers by name, but the alphas of modules, which belong to the lifecycle."""
@@ -164,6 +173,12 @@ class ModelSnapshot:
             if not isinstance(module, Seed):
                 buffers |= dict(module.named_buffers(path, recurse=False))
         return {**dict(self.model.named_parameters()), **buffers}
+
+
+def _is_plain(value: object) -> bool:
+    """Whether ``value``, an entry of an optimizer's group, can be saved."""
+    parts = cast("Sequence[object]", value) if isinstance(value, list | tuple) else (value,)
+    return all(part is None or isinstance(part, Tensor) or type(part) in (bool, int, float, str) for part in parts)
 
 
 def describe_rollback(intervention: Intervention, loss: float, slots: Sequence[str]) -> Rollback | None:

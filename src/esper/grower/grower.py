@@ -545,7 +545,9 @@ class Grower:
         store_contributions(self.model, self.engine.history.accuracy_contribution)
         self._prepare_training()
         saved = {id(callback): state["callbacks"].get(key) for key, callback in self._name_callbacks().items()}
-        self._notify(lambda callback: callback.on_resume(self, saved[id(callback)]))
+        with self._processes.one_message():
+            self._notify(lambda callback: callback.on_resume(self, saved[id(callback)]))
+            self._share_spending()
 
     def _copy_memory(self) -> dict[str, Any]:
         """What the grower remembers, without callbacks, as plain values."""

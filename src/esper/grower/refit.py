@@ -410,4 +410,5 @@ class ForkTrainer:
 
 def _are_equal(inputs: Tensor, others: Tensor) -> bool:
     """Whether two inputs are the same, where NaN equals NaN."""
-    return inputs.shape == others.shape and torch.allclose(inputs, others, rtol=0, atol=0, equal_nan=True)
+    kinds = [(each.shape, each.dtype, each.device) for each in (inputs, others)]
+    return kinds[0] == kinds[1] and torch.allclose(inputs, others, rtol=0, atol=0, equal_nan=True)

@@ -175,8 +175,7 @@ def run_policy(
     """Let the policy act, with uniform numbers ``noise [T, E, 8]``, until all episodes end."""
     device, state = policy.device, policy.initial_state(episodes.size)
     buffer = RolloutBuffer(state.to(CPU))
-    stored = recorder.events != "log"
-    events = encode_events(recorder.record_start()) if stored else []
+    events = encode_events(recorder.record_start())
     for uniforms in noise.to(device, non_blocking=True):
         # Observe and decide. Networks are observed on the CPU, and the policy acts on its device.
         observation, legal = episodes.observe(), episodes.legal_actions()
@@ -184,16 +183,13 @@ def run_policy(
         masks = make_mask_tensors(legal, CPU)
         step = policy.act(observation.to(device), masks.to(device), state, uniforms).to_cpu()
         actions = step.actions.numpy()
-        if stored:
-            events += encode_events(recorder.record_observation(observation, step))
+        events += encode_events(recorder.record_observation(observation, step))
 
         # Train and measure, and keep what the update, the iteration's figures and the events need.
         result = episodes.step(actions)
         reward, running = torch.from_numpy(result.reward).float(), torch.from_numpy(result.running)
         buffer.add(observation, masks, step, reward, running)
-        happened = recorder.record_step(actions, result, step)
-        if stored:
-            events += encode_events(happened)
+        events += encode_events(recorder.record_step(actions, result, step))
         state = step.state
     terminated = torch.ones(episodes.size, dtype=torch.bool)
     return ShardResult(buffer.finish(terminated, torch.zeros(episodes.size)), recorder.finish(), events)

@@ -15,6 +15,7 @@ from esper.control.learned import name_features
 from esper.control.policy import PolicyStep
 from esper.engine.observation import Observation
 from esper.engine.recorder import DecisionRecorder
+from esper.errors import RunError
 from esper.lifecycle.actions import RELEVANT, Head, Op, describe_choices, make_wait_actions
 from esper.lifecycle.stages import Stage
 from esper.numerics.arrays import Bools, Floats, Ints
@@ -116,7 +117,10 @@ class EpisodeLog:
         log = cls(suite, instances)
         if set(record) != {"suite", "events", *_ARRAYS}:  # of another version
             raise ValueError(f"not the record of a log: {sorted(record)}")
-        events = [decode_event(*event) for event in record["events"]]
+        try:
+            events = [decode_event(*event) for event in record["events"]]
+        except RunError as error:  # likewise
+            raise ValueError(str(error)) from error
         log.changes = [event for event in events if isinstance(event, LifecycleTransition)]
         log.rollbacks = [event for event in events if isinstance(event, RolledBack)]
         for name, kind in _ARRAYS.items():
@@ -188,7 +192,9 @@ class EpisodeRecorder:
         )
 
     def record_start(self) -> Iterator[Event]:
-        """The events of the episodes' start."""
+        """The events of the episodes' start; none for the log alone."""
+        if self.events == "log":
+            return
         parameters = self._episodes.population.host_parameters.tolist()
         for row, instance in enumerate(self._episodes.instances):
             yield EpisodeStarted(
@@ -237,8 +243,10 @@ class EpisodeRecorder:
             events = [*decisions.record_gates(running), *changes, *steps, *rollbacks, *self._record_ends(result)]
 
         log = self.log
-        log.changes += changes
-        log.rollbacks += rollbacks
+        # The log counts its episodes from 0, a run those of all shards together.
+        rows = slice(self._first_environment, self._first_environment + self._episodes.size)
+        log.changes += _select_events(changes, rows)
+        log.rollbacks += _select_events(rollbacks, rows)
         log.steps.append(actions)
         log.running.append(running)
         log.measured.append(result.evaluation.accuracy)
@@ -246,21 +254,21 @@ class EpisodeRecorder:
 
     def _record_steps(self, result: StepResult, policy: PolicyStep | None) -> Iterator[Event]:
         """The decisions, with what only a population knows: rewards, J, and the policy's estimates."""
-        population, table, engine = self._episodes.population, self._episodes.population.table, self._decisions
+        population, table, decisions = self._episodes.population, self._episodes.population.table, self._decisions
         added = population.count_seed_parameters(table.blended) / population.host_parameters
-        terms = {name: engine.round(term) for name, term in result.terms.items()}
+        terms = {name: decisions.round(term) for name, term in result.terms.items()}
         estimates: dict[str, list[Any]] = {}
         if policy is not None:
             estimates = {
-                "value": engine.round(policy.value.cpu().numpy()),
-                "log_prob": engine.round(policy.log_prob.cpu().numpy()),
+                "value": decisions.round(policy.value.cpu().numpy()),
+                "log_prob": decisions.round(policy.log_prob.cpu().numpy()),
             }
-        yield from engine.record_steps(
+        yield from decisions.record_steps(
             result.running.nonzero()[0].tolist(),
             choices=[describe_choices(action) for action in self._episodes.engine.actions.tolist()],
-            objective=engine.round(result.potential),
-            added=engine.round(added),
-            reward=engine.round(result.reward),
+            objective=decisions.round(result.potential),
+            added=decisions.round(added),
+            reward=decisions.round(result.reward),
             terms=[
                 {name: term[row] for name, term in terms.items() if term[row]} for row in range(self._episodes.size)
             ],

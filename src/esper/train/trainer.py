@@ -180,8 +180,8 @@ class Trainer:
                         seconds = time.perf_counter() - iteration_began
                         figures = compute_figures(settings, shards, update, probe_score, seconds)
                         # Only a harmful update is undone.
-                        undone = settings.ppo.on_anomaly != "skip" or update["skipped"]
-                        response = settings.ppo.on_anomaly if undone else "record"
+                        kept = settings.ppo.on_anomaly == "skip" and not update["skipped"]
+                        response = "record" if kept else settings.ppo.on_anomaly
                         iteration = Iteration(
                             self.done, settings.iterations, figures, anomalies, response, minibatches, interactions
                         )

@@ -26,7 +26,7 @@ from itertools import count
 from multiprocessing.context import SpawnContext, SpawnProcess
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any, Generic, Literal, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
+from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 
 import torch
 import tyro
@@ -406,14 +406,13 @@ LOCAL = Backend()
 """Processes of this machine."""
 
 
-@runtime_checkable
-class DeviceTask(Protocol):
+class DeviceTask(ABC):
     """A task that is computed on one device."""
 
     @property
+    @abstractmethod
     def device(self) -> str:
         """The device on which the task is computed, as torch names it."""
-        ...
 
 
 def find_device(task: object) -> str:
@@ -449,9 +448,14 @@ def require_devices(names: Iterable[str], workers: Workers) -> None:
     workers.map(_require_device, [_DeviceCheck(name) for name in sorted(set(names) - {CPU})])
 
 
-class _DeviceCheck(NamedTuple):
-    device: str
+@dataclass(frozen=True)
+class _DeviceCheck(DeviceTask):
+    name: str
+
+    @property
+    def device(self) -> str:
+        return self.name
 
 
-def _require_device(task: _DeviceCheck) -> None:
+def _require_device(task: DeviceTask) -> None:
     require_device(task.device)
