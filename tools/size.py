@@ -24,8 +24,8 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "esper"
 
 ROOMS: dict[tuple[str, ...], int] = {
-    ("growth",): 6_500,
-    ("grower",): 5_110,
+    ("growth",): 6_550,
+    ("grower",): 5_130,
     ("engine", "lifecycle", "control"): 5_100,
     ("population",): 3_500,
     ("rl", "train"): 5_050,
@@ -33,11 +33,11 @@ ROOMS: dict[tuple[str, ...], int] = {
     ("runs", "dash"): 3_850,
     ("lab",): 4_400,
     ("ladders",): 1_650,
-    ("commands", "cli.py", "integrations"): 1_755,
+    ("commands", "cli.py", "integrations"): 1_760,
 }
 """Budgets in lines, by folders and files of `src/esper`; what stands in none of them is the ground."""
 GROUND = 2_350
-LINES = 42_250
+LINES = 42_350
 MEGABYTES = 1.95
 TEST_LINES = 56_150
 WORDS = 35_000

@@ -95,7 +95,7 @@ CASES: dict[str, Case] = {
 
 
 def test_every_argument_is_looked_at() -> None:
-    free = {"forward", "summary", "release", "parameter_groups", "without_growth"}
+    free = {"forward", "summary", "preview", "release", "parameter_groups", "without_growth"}
     methods = {name: one for name, one in vars(GrowingModel).items() if inspect.isfunction(one) and name[0] != "_"}
     functions = {"attach": esper.attach, "save": esper.save, "load": esper.load, "export": export, **methods}
     functions |= {"germinate": Slot.germinate, "set_alpha": Slot.set_alpha}

@@ -116,11 +116,15 @@ def test_it_prints_as_a_table() -> None:
     assert len(starts) == 1
 
 
-def test_a_blueprint_costs_what_germinating_then_adds() -> None:
+def test_a_preview_is_what_germinating_then_adds() -> None:
     growing = attach(mlp(), {"0": ["norm", "mlp"], "2": ["lowrank"], "4": "auto"}, torch.zeros(2, 7))
-    for name, blueprint in (("0", "norm"), ("0", "mlp"), ("2", "lowrank")):
-        slot = growing.slots[name]
-        seed = slot.germinate(blueprint)
-        assert get(blueprint).parameters_at(slot.site) == sum(parameter.numel() for parameter in seed.parameters())
-        assert get(blueprint).flops_at(slot.site) == growing.summary().flops
-        slot.prune()
+    growing.slots["4"].enabled = False
+    offers = growing.preview().offers
+    assert [(one.slot, one.blueprint) for one in offers] == [("0", "norm"), ("0", "mlp"), ("2", "lowrank")]
+    for one in offers:
+        seed = growing.slots[one.slot].germinate(one.blueprint)
+        assert one.parameters == sum(parameter.numel() for parameter in seed.parameters())
+        assert one.flops == growing.summary().flops
+        assert one not in growing.preview().offers
+        growing.slots[one.slot].prune()
+    assert "lowrank" in str(growing.preview())

@@ -26,11 +26,11 @@ def command(json: bool = False) -> int:
     console, problems = console_beside(json), list[str]()
     versions = {"esper": __version__, "python": platform.python_version(), "torch": str(torch.__version__)}
     record: dict[str, Any] = {"versions": versions, "extras": {}, "data": {}, "devices": {}, "problems": problems}
-    lines = [", ".join(f"{name} {number}" for name, number in versions.items())]
+    print_line(console, ", ".join(f"{name} {number}" for name, number in versions.items()))
     for extra, modules in EXTRAS.items():
         missing = record["extras"][extra] = list_missing(modules)
         state = f"lacks {', '.join(missing)}: {find_install_command(extra)}" if missing else "complete"
-        lines.append(f"extra {extra}: {state}")
+        print_line(console, f"extra {extra}: {state}")
     for suite in (*suite_names(), *FILE_SUITES):
         try:
             source = get_suite(suite).source
@@ -39,7 +39,7 @@ def command(json: bool = False) -> int:
                 problems.append(f"suite {suite}: {source.path} is missing ({source.description}): reinstall it")
         except TaskError as error:
             record["data"][suite] = f"not available: {error}"
-        lines.append(f"suite {suite}: {record['data'][suite]}")
+        print_line(console, f"suite {suite}: {record['data'][suite]}")
     for device in list_devices():
         try:
             difference = record["devices"][device] = grow_small_model(device)
@@ -47,13 +47,13 @@ def command(json: bool = False) -> int:
             reason = str(error).strip().partition("\n")[0]
             problems.append(f"torch cannot compute on {device} ({reason}): use another device, or repair its driver")
             continue
-        lines.append(f"{device}: grew a small model")
+        print_line(console, f"{device}: grew a small model")
         if not difference <= TOLERANCE:
             problems.append(
                 f"on {device} a finalized model computes otherwise than it grew (a difference of {difference:.1e}): "
                 "report this with the output of `esper doctor --json`"
             )
-    for line in lines + ([f"problem: {problem}" for problem in problems] or ["no problems found"]):
+    for line in [f"problem: {problem}" for problem in problems] or ["no problems found"]:
         print_line(console, line)
     if json:
         print_json(record)

@@ -157,13 +157,15 @@ class ModelSnapshot:
             for group in (state["groups"] if same else ())
         ]
         self._moments = {}
-        for name, kept in (state["moments"] if same else {}).items():
+        saved_moments: dict[str, dict[str, Any]] = state["moments"] if same else {}
+        for name, kept in saved_moments.items():
             present, device = self.optimizer.state.get(parameters[name], {}), parameters[name].device
             moments = dict(kept)
-            for key, value in moments.items():
+            for key, value in kept.items():
                 # Each goes where the optimizer has it now; without a state, counts of steps stay on the CPU.
                 if isinstance(value, Tensor):
-                    moments[key] = value.to(present[key].device if key in present else device if value.dim() else "cpu")
+                    elsewhere = device if value.dim() else "cpu"
+                    moments[key] = value.to(present[key].device if key in present else elsewhere)
             self._moments[name] = moments
 
     def _name_tensors(self) -> dict[str, Tensor]:

@@ -114,10 +114,8 @@ def attach(
             between them is not named or does not act on each unit alone.
         UnknownBlueprintError: a blueprint is not registered.
     """
-    # Pickles of `nn.Module` leave out what `Module.compile` has set, and nothing else.
     parts = list_named_modules(model)
-    compiled = [part for _, part in parts if len(nn.Module.__getstate__(part)) < len(vars(part))]
-    if compiled or any(name.rpartition(".")[2] == _COMPILED for name, _ in parts):
+    if any(_is_compiled(part) for _, part in parts) or any(name.rpartition(".")[2] == _COMPILED for name, _ in parts):
         raise SlotError(
             "the model or a part of it is compiled, and hooks that come later are ignored: attach before torch.compile"
         )
@@ -172,6 +170,12 @@ def attach(
     return GrowingModel(
         model, blueprints_by_name, example_input, causal=causal, chains=chains, frozen=frozen, matches=matches
     )
+
+
+def _is_compiled(part: nn.Module) -> bool:
+    """Whether `Module.compile` was called: its result is all that a pickle of a module leaves out."""
+    left_out = vars(part).keys() - nn.Module.__getstate__(part).keys()
+    return any(vars(part)[name] is not None for name in left_out)
 
 
 def _match_names(model: nn.Module, place: str, matches: dict[str, int]) -> list[str]:

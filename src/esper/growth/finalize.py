@@ -1,4 +1,4 @@
-"""Turn a growing model into an ordinary module: kept seeds are built in, all others dropped."""
+"""Turn a growing model into an ordinary module: kept seeds are built in, others dropped, lossy saving is refused."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def choose_kept(seeds: Mapping[str, Seed], unfinished: Literal["keep", "drop", "
         lines = (f"{'kept' if name in kept else 'dropped'} {text}" for name, text in descriptions.items())
         warnings.warn(
             f"unfinished seeds: {'; '.join(lines)}; call finish() of their grower first to have them measured and "
-            "judged, or finalize(unfinished='drop') to drop them all",
+            "kept or pruned, or finalize(unfinished='drop') to drop them all",
             stacklevel=4,
         )
     return [name for name, seed in seeds.items() if seed.fossilized or name in kept]
@@ -249,7 +249,7 @@ def _are_close(network: nn.Module, expected: list[Tensor], outputs: list[Tensor]
 
 # What `save_pretrained` would lose ------------------------------------------------------------------------------------
 
-METHODS = ("save_pretrained", "push_to_hub")
+SAVING_METHODS = ("save_pretrained", "push_to_hub")
 """Methods of Hugging Face models that save the class's own parameters and a configuration."""
 _LOST = (
     "from_pretrained would lose what grew here, because the configuration does not describe it: save the growing model "
@@ -288,7 +288,7 @@ def _list_methods(host: nn.Module, names: Iterable[str]) -> Iterator[tuple[nn.Mo
     inner = [f"{name}." for name in names]
     for name, part in list_named_modules(host):
         if any(path.startswith(name and f"{name}.") for path in inner):
-            for method in METHODS:
+            for method in SAVING_METHODS:
                 if callable(getattr(type(part), method, None)):
                     yield part, method
 

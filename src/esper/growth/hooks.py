@@ -1,4 +1,4 @@
-"""Hooks by which a host grows, records its input and counts its passes, and what forbids them."""
+"""Hooks by which a host grows, records its input and counts its passes; tensors in what a module returns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from esper.errors import ExportError, SlotError
 from esper.growth.positions import find_mask_or_cache
@@ -26,11 +25,8 @@ def find_hook_tables(module: nn.Module) -> HookTables:
     """The tables of the module's forward hooks and forward pre-hooks; empty if it takes no hooks."""
     if isinstance(module, torch.jit.ScriptModule):
         return []
-    return _take_tables([module.register_forward_hook(_do_nothing), module.register_forward_pre_hook(_do_nothing)])
-
-
-def _take_tables(handles: Sequence[RemovableHandle]) -> HookTables:
-    """The tables with the hooks of ``handles``, which are removed; torch has no public access to the tables."""
+    # Torch gives public access to the tables only by handles of hooks in them.
+    handles = [module.register_forward_hook(_do_nothing), module.register_forward_pre_hook(_do_nothing)]
     tables: list[Any] = [handle.hooks_dict_ref() for handle in handles]
     for handle in handles:
         handle.remove()

@@ -231,7 +231,7 @@ def look(
     def record_slot(slot: Slot, call: LayerCall, features: Tensor) -> Tensor:
         if not features.is_floating_point() or features.is_nested:
             return features
-        return features + at_slots.add(slot.name, record_call(slot, call, features, len(features)))
+        return features + at_slots.add(slot.name, record_call(slot, call, features))
 
     def record_layer(name: str, _: nn.Module, arguments: tuple[Any, ...], output: Any) -> Any:
         tensors = tuple(argument.detach() for argument in arguments if isinstance(argument, Tensor))
@@ -244,6 +244,7 @@ def look(
         # Record features and functional gradients, after the slots and at the host's own layers.
         for slot in slots.values():
             slot.feature_hook = record_slot
+            stack.callback(setattr, slot, "feature_hook", None)
         for name, module in host_layers.items():
             hook = module.register_forward_hook(partial(record_layer, name), prepend=True)
             stack.callback(hook.remove)

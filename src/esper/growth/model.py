@@ -39,7 +39,7 @@ from esper.growth.positions import is_mask_or_cache, list_argument_names
 from esper.growth.probe import probe
 from esper.growth.seed import Seed
 from esper.growth.slot import Slot
-from esper.growth.summary import GrowthSummary, summarise_slot
+from esper.growth.summary import GrowthSummary, Offer, Preview, summarise_slot
 from esper.growth.tried import TriedModule
 
 M = TypeVar("M", bound=nn.Module)
@@ -470,11 +470,21 @@ class GrowingModel(nn.Module):
     def summary(self) -> GrowthSummary:
         """Printable table of all slots: stage, and the seed's parameters, FLOPs, weight and contribution.
 
-        If a grower has planted modules, a second table lists each of them: when it was planted and judged, by what, and
-        the measurements that decided it.
+        If a grower has planted modules, a second table lists each of them: when and by what it was planted, kept or
+        pruned, and the measurements that decided it.
         """
         slots = tuple(map(summarise_slot, self.slots.values()))
         return GrowthSummary(slots, self.host_parameters, self.tried, self.matches)
+
+    def preview(self) -> Preview:
+        """Printable table of the parameters and FLOPs of each blueprint available in each free slot."""
+        offers = [
+            Offer(slot.name, name, get(name).parameters_at(slot.site), get(name).flops_at(slot.site))
+            for slot in self.slots.values()
+            if slot.enabled and slot.occupant is None
+            for name in slot.blueprints
+        ]
+        return Preview(tuple(offers), self.host_parameters)
 
     @check_arguments(LookError, loss="give a function loss(model, batch) that returns the loss of each example")
     def look(
@@ -502,8 +512,7 @@ class GrowingModel(nn.Module):
         Memory: the features of all slots and their gradients for all examples, plus half a gigabyte.
 
         Args:
-            loss: ``loss(model, batch) -> [B]``, the loss of each example; for a sequence, the mean over its tokens. A
-                mean over examples with equal weights is accepted, too.
+            loss: ``loss(model, batch) -> [B]``, the loss of each example; for a sequence, the mean over its tokens.
             batches: Batches for ``loss``; as many are used as ``examples`` requires.
             examples: Number of examples, rounded up to whole batches. More examples separate candidates better.
             draws: Number of random initialisations per module.
@@ -511,8 +520,7 @@ class GrowingModel(nn.Module):
             seed: Random seed of the initial values.
 
         Raises:
-            LookError: the loss is neither a tensor ``[B]`` nor a mean, or is not finite; or there are fewer than two
-                examples.
+            LookError: the loss is not a tensor ``[B]``, or is not finite; or there are fewer than two examples.
             SlotError: a slot is no longer called.
         """
         require_attached(self)
@@ -573,7 +581,7 @@ class GrowingModel(nn.Module):
             warnings.warn(
                 f"positions are mixed at {mixing[0]!r}, and a plain model cannot check its calls: call it without "
                 f"{', '.join(taken)} (use_cache=False for a cache), or its outputs are wrong without an error",
-                stacklevel=2,
+                stacklevel=3,
             )
         require_attached(self)
         return build_plain_module(self, choose_kept(self.seeds, unfinished))

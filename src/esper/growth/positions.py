@@ -1,8 +1,8 @@
-"""Whether seeds may mix positions of tokens: masks, lengths and caches in calls of a host, and causality.
+"""Whether seeds may mix positions of tokens: masks, lengths and caches in calls of a host.
 
 Seeds get no masks of padding and no caches of past positions. So wherever a host gets one, a seed must treat each
 position separately. Masks, lengths and caches are found by the names of arguments; Boolean tensors and packed sequences
-count, too. Whether outputs depend on later positions is found by changing the last position.
+count, too. `esper.growth.probe` finds out whether outputs depend on later positions.
 
 In evaluation mode torch's `TransformerEncoder` calls its layers with nested tensors when a padding mask is given. Seeds
 get such a batch padded with zeros, and their outputs at padding are dropped.

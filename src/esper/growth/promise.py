@@ -165,23 +165,27 @@ class RecordedCall(NamedTuple):
         return RecordedCall(change(self.features), change(self.gradients), contexts)
 
 
-def record_call(slot: Slot, call: LayerCall, features: Tensor, limit: int) -> RecordedCall:
-    """The first ``limit`` examples of a call of the layer before ``slot``, whose features are ``features``."""
+def record_call(slot: Slot, call: LayerCall, features: Tensor, limit: int | None = None) -> RecordedCall:
+    """A call of the layer before ``slot``, which gave ``features``; with a ``limit``, copies of so many examples."""
+
+    def keep(tensor: Tensor) -> Tensor:
+        return tensor.detach() if limit is None else tensor.detach()[:limit].clone()
+
+    # What blueprints here read, where it is of the same examples: part of the host may be called alone.
+    read, values = {get(name).context for name in slot.blueprints}, keep(features)
     contexts: dict[Context, Tensor | None] = {
-        Context.NOTHING: features,
         Context.NETWORK: slot.input_hook.inputs,
         Context.LAYER: call.first_argument,
-        Context.CALL: features if call.has_single_argument else None,
         Context.HIDDEN: None if slot.source is None else slot.source.inputs,
     }
-    # What blueprints here read, where it is of the same examples: part of the host may be called alone.
-    read = {get(name).context for name in slot.blueprints}
     kept = {
-        context: tensor.detach()[:limit].clone()
+        context: keep(tensor)
         for context, tensor in contexts.items()
         if context in read and tensor is not None and len(tensor) == len(features)
     }
-    values = features.detach()[:limit].clone()
+    kept[Context.NOTHING] = values
+    if call.has_single_argument:
+        kept[Context.CALL] = values
     return RecordedCall(values, values, kept)
 
 

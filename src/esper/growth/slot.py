@@ -1,4 +1,4 @@
-"""A growth slot: an `nn.Module` registered as a forward hook of a host's submodule.
+"""A growth slot, an `nn.Module` registered as a forward hook of a host's submodule, and passes that change nothing.
 
 Unlike a closure, a module can be deep-copied, pickled and compiled with the host. The host itself stays untouched.
 """
@@ -215,7 +215,7 @@ class Slot(GrowthHook):
         if self.occupant is not None:
             raise SlotError(f"slot {self.name!r} is taken; prune its seed first")
         if not self.enabled:
-            raise SlotError(f"slot {self.name!r} is disabled; enable it first")
+            raise SlotError(f"slot {self.name!r} is disabled: set model.slots[{self.name!r}].enabled = True")
         seed = self.make_seed(blueprint, generator, blend)
         seed.alpha.fill_(alpha)
         return self.plant(seed)

@@ -1,4 +1,4 @@
-"""Tables of the seeds in a model, and of the costs of further seeds."""
+"""Tables of the seeds in a model, of the costs of further seeds, and of the modules that were tried."""
 
 from __future__ import annotations
 
@@ -90,11 +90,46 @@ class GrowthSummary:
         ]
         total = ("total", "", "", "", "", f"{self.parameters:,}", f"{self.flops:,}", "", "")
         table = align_columns([titles, *rows, total], numbers_from=titles.index("parameters"))
-        share = f"{self.parameters / self.host_parameters:.1%}" if self.host_parameters else NOTHING
+        share = _format_share(self.parameters, self.host_parameters)
         text = f"{table}\nhost: {self.host_parameters:,} parameters, seeds {share} of that"
         for pattern, count in self.matches.items():
             text += f"\n{pattern!r} matched {plural(count, 'submodule')}"
         return text if not self.tried else f"{text}\n\n{count_tried(self.tried)}\n{_format_tried(self.tried)}"
+
+
+@dataclass(frozen=True)
+class Offer:
+    """Cost of a blueprint in a slot, with the blend ADD."""
+
+    slot: str
+    blueprint: str
+    parameters: int
+    """Number of scalars."""
+    flops: int
+    """FLOPs added to a forward pass of one example, a multiply-add counted as two."""
+
+
+@dataclass(frozen=True, repr=False)
+class Preview:
+    """All blueprints that may germinate now; prints as a table."""
+
+    offers: tuple[Offer, ...]
+    host_parameters: int
+    """Number of scalars of the host without its seeds."""
+
+    def __repr__(self) -> str:
+        titles = ("slot", "blueprint", "parameters", "of the host", "FLOPs")
+        rows = [
+            (
+                one.slot,
+                one.blueprint,
+                f"{one.parameters:,}",
+                _format_share(one.parameters, self.host_parameters),
+                f"{one.flops:,}",
+            )
+            for one in self.offers
+        ]
+        return align_columns([titles, *rows], numbers_from=titles.index("parameters"))
 
 
 def summarise_slot(slot: Slot) -> SlotSummary:
@@ -139,6 +174,10 @@ def _format_tried(tried: Sequence[TriedModule]) -> str:
 
 def _show(value: float | None, form: str) -> str:
     return NOTHING if value is None else format(value, form)
+
+
+def _format_share(parameters: int, host_parameters: int) -> str:
+    return f"{parameters / host_parameters:.1%}" if host_parameters else NOTHING
 
 
 def align_columns(rows: Sequence[Sequence[str]], numbers_from: int) -> str:

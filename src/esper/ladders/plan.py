@@ -19,7 +19,7 @@ from esper.errors import ConfigError, plural
 from esper.grower.spending import warmup_stable_decay
 from esper.growth.copies import copy_with
 from esper.growth.example_input import Arguments, call_host, first_tensor, fit_example
-from esper.growth.finalize import METHODS, is_built_alike
+from esper.growth.finalize import SAVING_METHODS, is_built_alike
 from esper.growth.model import GrowingModel
 from esper.growth.summary import align_columns
 from esper.ladders.towers import Towers, count_blocks, deepen_in_place, find_towers, grow_towers, plan_copies
@@ -244,7 +244,7 @@ def make_plan(
         forward, uncounted = count_forward(probe, example)
         _require_that_copies_run(towers, before, forward)
         by_rung.append((copies, _count_parameters(probe), forward))
-    pretrained = any(callable(getattr(type(model), method, None)) for method in METHODS)
+    pretrained = any(callable(getattr(type(model), method, None)) for method in SAVING_METHODS)
 
     # The cost, step by step.
     trunks = [trunk, *[later] * (len(sizes) - 1)]

@@ -21,7 +21,7 @@ from esper.config.settings import Settings
 from esper.errors import CheckpointError, RunError
 from esper.files import TEMPORARY_SUFFIX, parse_json, read_bounded, write_atomically
 from esper.growth.example_input import Arguments, call_host, fit_example
-from esper.growth.finalize import METHODS
+from esper.growth.finalize import SAVING_METHODS
 from esper.growth.summary import align_columns
 from esper.ladders.plan import LadderPlan
 from esper.numerics.module_state import keep_buffers, keep_generators, keep_modes
@@ -133,7 +133,7 @@ class RungFolder:
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir()
             if self.plan.pretrained:
-                save_pretrained: Callable[[Path], Any] = getattr(model, METHODS[0])
+                save_pretrained: Callable[[Path], Any] = getattr(model, SAVING_METHODS[0])
                 save_pretrained(temporary)
             else:
                 tensors = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}

@@ -1,4 +1,4 @@
-"""Train every network of a population: each on its own data in its own order, one optimizer step per minibatch."""
+"""Train every network of a population on its own data, in its own order, by optimizers that work row by row."""
 
 from __future__ import annotations
 
