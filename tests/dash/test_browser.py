@@ -161,7 +161,7 @@ def test_a_network_shows_its_seeds_and_the_policy_s_inputs(browser: Browser, add
         seeds = page.get_by_role("region", name="Seeds by step")
         expect(seeds.get_by_role("row")).to_have_count(1 + PLAN.slots)
         expect(page.get_by_text("70.0%")).to_be_visible()
-        for title in ("Accuracy and J", "Loss", "Contributions", "Reward by term", "Rollbacks", "Gate verdicts"):
+        for title in ("Accuracy and J", "Loss", "Contributions", "Reward by term", "Rollbacks", "Gate results"):
             expect(page.get_by_role("heading", name=title, exact=True)).to_be_visible()
         expect(page.locator(".uplot")).to_have_count(4)
         page.get_by_label("Step").last.focus()

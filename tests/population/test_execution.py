@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ from esper.population.parameters import ParameterLayout, SeedKind
 from esper.population.population import NetworkSpec, Population, PopulationConfig
 from esper.tasks.registry import get_suite
 from open_rules import open_rules
-from population.scenes import record_evidence
+from population.scenes import VALIDATION, Draws, instances, networks, plan, record_evidence
 from reference_population import ReferencePopulation
 
 
@@ -106,6 +107,26 @@ def test_stackable_hosts_equal_vmap_and_their_loop(name: str) -> None:
     weights = torch.randn(direct.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     gradients = [torch.autograd.grad((output * weights).sum(), values)[0] for output in (direct, mapped)]
     torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-12)
+
+
+def test_a_population_of_unstackable_hosts_learns_alike() -> None:
+    chosen = instances(8)
+    shared = plan(open_rules(blends=tuple(Blend)))
+    slots = tuple(f"host.{slot}" for slot in shared.slots)
+    wrapped = [network._replace(host=Unstackable(network.host)) for network in networks(chosen)]
+    mapped = Population(replace(shared, template=Unstackable(shared.template), slots=slots), wrapped)
+    stacked, draws, grown = Population(shared, networks(chosen)), Draws(chosen), set[SeedKind]()
+    for _ in range(6):
+        actions = draws.actions(stacked.legal_actions())
+        batches, held_back = [draws.batch() for _ in range(3)], draws.batch(VALIDATION)
+        for population in (stacked, mapped):
+            population.decide(actions)
+            train(population, batches)
+        ours, theirs = (evaluate(population, held_back) for population in (stacked, mapped))
+        np.testing.assert_allclose(ours.loss, theirs.loss, rtol=1e-9)
+        torch.testing.assert_close(stacked.flat.values, mapped.flat.values, rtol=1e-9, atol=1e-9)
+        grown |= stacked.banks.keys()
+    assert {kind.blend for kind in grown} == {*Blend}
 
 
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}

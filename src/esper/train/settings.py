@@ -24,7 +24,7 @@ from esper.tasks.registry import FIRST_UNSEEN, GENERATED, SHORTEST, get_suite
 class TelemetrySettings(Settings):
     """How much of a run is recorded. It does not affect training.
 
-    Changes of stage, verdicts of gates, rollbacks and ends of episodes are always recorded, for all networks.
+    Changes of stage, results of gates, rollbacks and ends of episodes are always recorded, for all networks.
     """
 
     steps_every: int = Field(default=1, ge=0, le=LARGEST_COUNT)

@@ -1,4 +1,4 @@
-// The seeds, rollbacks and gate verdicts of one network, as tables.
+// The seeds, rollbacks and gate results of one network, as tables.
 
 import { element, figure, table } from "./dom.js";
 import { difference, estimate, lossGain, measure, named, percent, whole, words } from "./formats.js";
@@ -47,7 +47,7 @@ export function rollbacksTable({ rollbacks, slots }, unit = "step") {
 
 /** One row per new verdict. */
 export function gatesTable({ gates, slots }) {
-  if (!gates.length) return none("No gate verdicts were recorded.");
+  if (!gates.length) return none("No gate results were recorded.");
   const rows = gates.toReversed().map((one) => [
     figure(whole(one.step)),
     named(slots, one.slot, "slot"),
@@ -55,5 +55,5 @@ export function gatesTable({ gates, slots }) {
     element("span", { className: one.passed ? "good" : "bad" }, one.passed ? "passed" : "held back"),
     words(one.reason),
   ]);
-  return element("div", { className: "tall" }, table(["Step", "Slot", "Gate", "Verdict", "Reason"], rows, "Gate verdicts"));
+  return element("div", { className: "tall" }, table(["Step", "Slot", "Gate", "Result", "Reason"], rows, "Gate results"));
 }

@@ -83,7 +83,7 @@ class ModelView {
       element("div", { className: "cards pairs" }, parts.charts.map((one) => one.node)),
       wide(
         card("Seeds", "When each seed entered its stages (by decision); its contribution when it was kept or pruned, its rent, the minimum contribution for keeping it (rent included), and what it contributes now.", parts.seeds),
-        card("Decisions", "Newest first, with changes of stage, new gate verdicts, and the measurements at that time. A gate states what is allowed; a seed that passes its gate is still pruned if its contribution or its effect on the loss is below the minimum.", parts.decisions),
+        card("Decisions", "Newest first, with changes of stage, new gate results, and the measurements at that time. A gate states what is allowed; a seed that passes its gate is still pruned if its contribution or its effect on the loss is below the minimum.", parts.decisions),
         card("Rollbacks", null, parts.rollbacks),
       ),
     );

@@ -120,7 +120,7 @@ class NetworkView {
         card("Kept modules together", "In the networks that the greedy policy grew on the probe instances.", parts.interactions),
         card("Policy: inputs and probabilities", null, bar, parts.look),
       ),
-      element("div", { className: "cards" }, card("Rollbacks", null, parts.rollbacks), card("Gate verdicts", null, parts.gates)),
+      element("div", { className: "cards" }, card("Rollbacks", null, parts.rollbacks), card("Gate results", null, parts.gates)),
     );
     return parts;
   }
