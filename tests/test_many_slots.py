@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -22,6 +21,7 @@ from esper.engine.observation import list_features
 from esper.growth.export import export
 from esper.lifecycle.stages import Stage
 from esper.numerics.stacking import Linear, Stackable
+from esper.population.evaluation import evaluate
 from esper.population.parameters import SeedKind
 from esper.rl.episodes import Episodes
 from esper.tasks.datasets import DigitsSuite
@@ -111,33 +111,17 @@ def test_an_episode_is_played_to_its_end(controller: Callable[[], Controller]) -
 # What fifty seeds of a network with a hundred slots earn.
 
 
-@pytest.fixture(scope="module")
-def learned() -> Episodes:
-    """Networks whose seeds have begun to say something."""
+def test_contributions_are_those_of_separate_passes() -> None:
     running = episodes()
     play(running, Never(), steps=2)
-    return running
-
-
-# Networks of one slot each, and the same slots side by side in networks of many.
-
-
-ENVIRONMENTS, HUNDRED = 6, 100
-ALONE = ENVIRONMENTS * HUNDRED
-"""Networks of one slot each that together have as many."""
-
-Array = NDArray[np.generic]
-
-
-def together(array: Array) -> Array:
-    """Slots ``[ALONE, 1, ...]`` as those of networks with many, ``[ENVIRONMENTS, HUNDRED, ...]``."""
-    return array.reshape(ENVIRONMENTS, HUNDRED, *array.shape[2:])
-
-
-# A hundred slots: what is legal in each is what would be legal if it were the only one.
-
-
-# A hundred slots: what a controller sees of each is what it would see if it were the only one.
+    population = running.population
+    assert population.shares_prefixes
+    fused = evaluate(population, running.validation).loss_contribution
+    population.shares_prefixes = False
+    separate = evaluate(population, running.validation).loss_contribution
+    assert (np.isfinite(fused).sum(1) == SEEDS).all()
+    assert np.nanmedian(np.abs(fused)) > 0.01
+    np.testing.assert_allclose(fused, separate, rtol=1e-4, atol=1e-5)
 
 
 # A deep model of its owner's with a hundred slots, from `esper.attach` to files that need no Esper.

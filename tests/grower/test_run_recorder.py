@@ -126,6 +126,18 @@ def test_the_store_holds_what_every_step_returned(controller: str, tmp_path: Pat
     assert len(events(run, RolledBack)) == 1
 
 
+def test_the_metric_in_training_is_recorded_only_where_it_was_given(tmp_path: Path):
+    run = tmp_path / "run"
+    loop = Loop("none", run=run)
+    train(loop, 1)
+    with RunReader.open(run / "run.db") as reader:
+        assert "validation_accuracy" in reader.scalar_names()
+        assert "train_accuracy" not in reader.scalar_names()
+    loop.grower.step(train_loss=1.0, train_accuracy=0.5)
+    with RunReader.open(run / "run.db") as reader:
+        assert reader.series("train_accuracy") == [(2, 0.5)]
+
+
 def test_recording_changes_nothing_about_the_growth(tmp_path: Path):
     loops = [Loop("random", seed=3), Loop("random", seed=3, run=tmp_path / "run", verbose=True)]
     told = [list(map(str, train(loop, 10))) for loop in loops]

@@ -132,17 +132,23 @@ def test_what_is_compiled_first_without_growth_has_it_afterwards(
     assert not torch.allclose(grown, bare, atol=1e-3)
 
 
-@pytest.mark.parametrize("make", [attach_to_encoder, lambda: (grow(attached(), steps=1).eval(), trained(), images())])
+@pytest.mark.parametrize(
+    ("make", "tolerance"),
+    [
+        (attach_to_encoder, 1e-5),  # torch's encoder has another path for layers with hooks
+        (lambda: (grow(attached(), steps=1).eval(), trained(), images()), 0.0),
+    ],
+)
 def test_growth_comes_back_when_the_last_of_nested_blocks_ends(
-    make: Callable[[], tuple[GrowingModel, nn.Module, Tensor]],
+    make: Callable[[], tuple[GrowingModel, nn.Module, Tensor]], tolerance: float
 ) -> None:
     model, host, inputs = make()
     with torch.no_grad():
         expected, bare = model(inputs), host(inputs)
         with model.without_growth():
             with model.without_growth(), model.slots.values()[0].disabled():
-                assert torch.allclose(model(inputs), bare, atol=1e-5)
-            assert torch.allclose(model(inputs), bare, atol=1e-5)
+                torch.testing.assert_close(model(inputs), bare, rtol=0, atol=tolerance)
+            torch.testing.assert_close(model(inputs), bare, rtol=0, atol=tolerance)
             with pytest.raises(SlotError, match="is switched off"):
                 model.slots.values()[0].prune()
         assert torch.equal(model(inputs), expected)

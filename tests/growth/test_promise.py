@@ -135,13 +135,17 @@ def test_promise_is_the_natural_gradient_s_squared_length() -> None:
     mean, fisher = rows.mean(0), rows.mT @ rows / 30
     ridge = RIDGE * rows.square().sum(1).mean() / 30
     expected = mean @ torch.linalg.solve(fisher + ridge * torch.eye(7, dtype=rows.dtype), mean)
-    torch.testing.assert_close(compute_promise(from_rows(rows)), expected)
+    for scale in (1.0, 1e-3, 1e3):
+        torch.testing.assert_close(compute_promise(from_rows(scale * rows.roll(7, 0))), expected)
 
 
-def test_held_out_promise_is_what_a_fitted_step_does_to_others() -> None:
+@pytest.mark.parametrize("scale", [1.0, 1e-3, 1e3])
+def test_held_out_promise_is_what_a_fitted_step_does_to_others(scale: float) -> None:
+    """Whatever the scale of the gradients, and the order of examples within each half."""
     rows = draw(21, 7) + 0.3
+    shuffled = scale * torch.cat([rows[:10].flip(0), rows[10:].roll(3, 0)])
     for (judged, fitted), computed in zip(
-        ((rows[:10], rows[10:]), (rows[10:], rows[:10])), compute_held_out_promise(from_rows(rows)), strict=True
+        ((rows[:10], rows[10:]), (rows[10:], rows[:10])), compute_held_out_promise(from_rows(shuffled)), strict=True
     ):
         ridge = RIDGE * fitted.square().sum(1).mean()
         step = fitted.mT @ torch.linalg.solve(

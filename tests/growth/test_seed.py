@@ -75,6 +75,8 @@ def test_a_newborn_changes_nothing_and_within_two_steps_all_of_it_moves(
         optimizer.step()
     for name, parameter in seed.named_parameters():
         assert not torch.equal(parameter, before[name]), name
+    seed.alpha.zero_()
+    assert torch.equal(seed(features, inputs), features)
 
 
 @every_blend
@@ -92,21 +94,23 @@ def test_stacks_and_padded_seeds_are_computed_as_one_by_one(kind: type[Blueprint
         for name, buffer in template.named_buffers()
     }
     drawn = [batch(one, seed=10 * number) for number, one in enumerate(sites)]
-    wide = torch.stack([padded(features, (len(features), *shape_of(site))) for features, _ in drawn])
+    wide = torch.stack([padded(x, (len(x), *shape_of(site))) for x, _ in drawn]).requires_grad_()
     computed = make_stacked_call(template)(shape.unflatten(values), buffers, wide, torch.stack([x for _, x in drawn]))
     directions = [draw(*features.shape, seed=7 + number) for number, (features, _) in enumerate(drawn)]
     live = [tuple(slice(size) for size in direction.shape) for direction in directions]
-    (gradients,) = torch.autograd.grad(
-        sum((one[part] * way).sum() for one, part, way in zip(computed, live, directions, strict=True)), values
-    )
+    objective = sum((one[part] * way).sum() for one, part, way in zip(computed, live, directions, strict=True))
+    gradients, of_features = torch.autograd.grad(objective, (values, wide), materialize_grads=True)
     for number, (seed, (features, inputs), way) in enumerate(zip(seeds, drawn, directions, strict=True)):
-        expected = seed.change(features, inputs)
+        expected = seed.change(features.requires_grad_(), inputs)
         torch.testing.assert_close(computed[number][live[number]], expected, **TOLERANCE)
-        (expected * way).sum().backward()
-        for name, parameter in held(seed).named_parameters():
-            assert parameter.grad is not None
+        parameters = dict(held(seed).named_parameters())
+        own, *others = torch.autograd.grad(
+            (expected * way).sum(), (features, *parameters.values()), materialize_grads=True
+        )
+        torch.testing.assert_close(of_features[number][live[number]], own, **TOLERANCE)
+        for name, gradient in zip(parameters, others, strict=True):
             got = shape.unflatten(gradients)[name][number]
-            torch.testing.assert_close(got, padded(parameter.grad, got.shape), **TOLERANCE)
+            torch.testing.assert_close(got, padded(gradient, got.shape), **TOLERANCE)
 
 
 @every_blend

@@ -6,13 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from esper.lifecycle.actions import make_wait_actions
+from esper.lifecycle.actions import Blend, make_wait_actions
 from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.rules import Isolation, Rules
+from esper.lifecycle.stages import Stage
 from esper.population import forward
-from esper.population.population import STRATEGIES, Actions, Population, Strategy
+from esper.population.parameters import SeedKind
+from esper.population.population import STRATEGIES, Actions, Fossils, Population, Strategy
 from esper.rl.episodes import Episodes
 from esper.tasks.instance import Instance
+from esper.tasks.registry import get_suite
 from esper.tasks.suite import OptimizerSettings
 from open_rules import open_rules
 from population.scenes import SUITE, Draws, State, advance, assert_same_state, both, instances, networks, plan, state_of
@@ -35,9 +38,11 @@ def trajectory(
     strategy: Strategy = "stacked",
     act: Callable[[Draws, ActionMasks], Actions] = Draws.actions,
     disturb: Disturbance = lambda _population, _step: None,
+    fossils: Fossils = (),
 ) -> list[State]:
-    """The states that one network passes through in the company of others."""
-    population = Population(plan(rules(isolation), CLIPPED, strategy), networks(chosen))
+    """The states that one network passes through in the company of others; those with an even seed have fossils."""
+    starts = [one._replace(fossils=() if one.seed % 2 else fossils) for one in networks(chosen)]
+    population = Population(plan(rules(isolation), CLIPPED, strategy, suite=get_suite(followed.suite)), starts)
     draws, place = Draws(chosen), chosen.index(followed)
     states: list[State] = []
     for step in range(DECISIONS):
@@ -67,6 +72,16 @@ def test_a_trajectory_does_not_depend_on_the_number_of_networks(index: int, isol
     assert_same_trajectory(trajectory(everyone, followed, isolation), alone)
     assert_same_trajectory(trajectory(everyone[:6][::-1] if index < 6 else everyone, followed, isolation), alone)
     assert len(stages(alone)) >= 3, "the test means to follow a network that grows"
+
+
+@pytest.mark.parametrize("suite", ["tokens", pytest.param("language", marks=pytest.mark.landing)])
+def test_a_trajectory_that_begins_with_fossils_does_not_depend_on_neighbours(suite: str) -> None:
+    """Neither where labels are per position, as those of language are."""
+    everyone, fossils = instances(4, get_suite(suite)), (SeedKind(0, 0), SeedKind(1, 1, Blend.GATE))
+    followed = next(one for one in everyone[1:] if one.seed % 2 == 0)
+    alone = trajectory([followed], followed, fossils=fossils)
+    assert (alone[0]["SeedTable.stage"] == Stage.FOSSILIZED).sum() == 2
+    assert_same_trajectory(trajectory(everyone, followed, fossils=fossils), alone)
 
 
 def test_a_trajectory_does_not_depend_on_the_strategy() -> None:

@@ -14,7 +14,7 @@ from esper.population.evaluation import evaluate
 from esper.population.forward import ActiveSeeds, select_blended, select_committed
 from esper.population.learning import Batch, compute_accuracies, compute_losses, train
 from esper.population.population import NetworkSpec, Population, PopulationConfig, Strategy
-from esper.population.prefix_sharing import plan_replicas, plan_shared_prefixes
+from esper.population.prefix_sharing import Variants, forward_variants, plan_replicas, plan_shared_prefixes
 from esper.population.shapley import (
     ACCURACY,
     LOSS,
@@ -265,6 +265,21 @@ def test_many_seeds_are_estimated_and_few_are_exact_whoever_else_is_there() -> N
         alone = attribute_networks(deep([count])[0], Batch(batch.inputs[:1], batch.labels[:1]), rng(7), pairs=3)
         np.testing.assert_allclose(found.values[:, network], alone.values[:, 0], **TOLERANCE)
     np.testing.assert_allclose(found.values.sum(-1), found.full_value - found.host_value, **TOLERANCE)
+
+
+def test_estimates_compute_no_more_than_the_coalitions_of_their_orders(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed: list[int] = []
+
+    def counted(population: Population, variants: Variants, inputs: Tensor) -> Tensor:
+        computed.append(len(variants.toggled) * inputs.shape[1])
+        return forward_variants(population, variants, inputs)
+
+    monkeypatch.setattr("esper.population.shapley.forward_variants", counted)
+    batch = draw(1, 30, 4)
+    pairs, seeds = 3, 8
+    attribute_networks(deep([seeds])[0], batch, rng(7), pairs=pairs)
+    # The coalitions of nobody and of everybody are those of all orders.
+    assert sum(computed) <= (2 * pairs * (seeds - 1) + 2) * 30
 
 
 def test_pairs_of_many_seeds_are_those_of_separate_passes() -> None:

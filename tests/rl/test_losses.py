@@ -42,6 +42,13 @@ def test_the_surrogate_stops_rewarding_ratios_beyond_the_clip_range() -> None:
     assert moved["deviation"].item() == pytest.approx(0.5)
 
 
+def test_clipped_decisions_pass_no_gradient() -> None:
+    log_prob = torch.tensor([1.5, 1.1]).log().requires_grad_()
+    loss = compute_joint_surrogate(log_prob, torch.zeros(2), torch.ones(2), clip=0.2, count=torch.tensor(2))
+    (gradient,) = torch.autograd.grad(loss, log_prob)
+    assert gradient.tolist() == pytest.approx([0, -1.1 / 2], rel=1e-6, abs=0)
+
+
 def test_the_kl_estimate_is_unbiased() -> None:
     old, new = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.4, 0.4, 0.2])
     counts = (old * 10_000).round().long()
@@ -154,9 +161,13 @@ def test_the_factored_surrogate_of_two_decisions_worked_out_by_hand() -> None:
     ratio[0, 0, Head.OP], ratio[1, 0, Head.SLOT] = 1.5, 0.5
     is_open = torch.zeros(2, 1, 8, dtype=torch.bool)
     is_open[:, :, Head.OP] = is_open[1, :, Head.SLOT] = True
-    advantage = torch.tensor([[1.0], [-2.0]])
-    found = compute_factored_surrogate(ratio.log(), torch.zeros(2, 1, 8), advantage, 0.2, is_open, is_open.sum((0, 1)))
-    assert found.item() == pytest.approx(-((1.2 * 1 + 1 * -2) / 2 + 0.8 * -2 / 1))
+    data = Decided(ratio.log().requires_grad_(), torch.zeros(2, 1, 8), torch.tensor([[1.0], [-2.0]]), is_open)
+    assert data.loss().item() == pytest.approx(-((1.2 * 1 + 1 * -2) / 2 + 0.8 * -2 / 1))
+    torch.testing.assert_close(data.loss(slice(1)) + data.loss(slice(1, 2)), data.loss())
+    # Of the three decisions two are clipped, and heads without a choice have no gradient.
+    expected = torch.zeros(2, 1, 8)
+    expected[1, 0, Head.OP] = 2 / 2
+    assert torch.equal(gradient_of(data.loss(), data), expected)
 
 
 @pytest.mark.parametrize("head", list(Head))
