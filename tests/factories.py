@@ -433,11 +433,7 @@ HOSTS: tuple[Any, ...] = (
 every_host = pytest.mark.parametrize("host", HOSTS, ids=lambda host: host.name)
 
 
-def _causal(host: Any) -> bool:
-    return (host if isinstance(host, Host) else host.values[0]).causal
-
-
-CAUSAL_HOSTS = tuple(host for host in HOSTS if _causal(host))
+CAUSAL_HOSTS = tuple(host for host in HOSTS if (host if isinstance(host, Host) else host.values[0]).causal)
 every_causal_host = pytest.mark.parametrize("host", CAUSAL_HOSTS, ids=lambda host: host.name)
 """Language models."""
 

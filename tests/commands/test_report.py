@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -80,29 +81,8 @@ def test_runs_of_several_seeds_speak_of_the_way_of_training(
     assert not any((run / "report.html").exists() for run in runs)
 
 
-def without_evaluation(run: RunDirectory) -> None:
-    run.evaluation.unlink()
-
-
-def of_another_suite(run: RunDirectory) -> None:
-    dump_settings(TrainSettings(iterations=ITERATIONS, seed=1, suite="digits"), run.config)
-
-
-def with_another_clip(run: RunDirectory) -> None:
-    ppo = TrainSettings().ppo.model_copy(update={"clip": 0.1})
-    dump_settings(TrainSettings(iterations=ITERATIONS, seed=1, ppo=ppo), run.config)
-
-
-def of_the_same_seed(run: RunDirectory) -> None:
-    dump_settings(TrainSettings(iterations=ITERATIONS, seed=0), run.config)
-
-
-def evaluated_before_its_end(run: RunDirectory) -> None:
-    write_behaviour(run.behaviour, replace(BEHAVIOUR, iteration=1))
-
-
-def no_run(run: RunDirectory) -> None:
-    run.config.unlink()
+def configured(**settings: Any) -> Callable[[RunDirectory], None]:
+    return lambda run: dump_settings(TrainSettings(iterations=ITERATIONS, **settings), run.config)
 
 
 def on_fewer_instances(run: RunDirectory) -> None:
@@ -114,15 +94,21 @@ def on_fewer_instances(run: RunDirectory) -> None:
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (without_evaluation, "seed1/evaluation.json (No such file or directory): make it with `esper evaluate"),
-        (of_another_suite, "(suite): give runs that differ in their seed alone, or compare ways of training with"),
-        (with_another_clip, "(ppo.clip): give runs that differ in their seed alone"),
-        (of_the_same_seed, "two of the runs have training seed 0: give every seed once"),
         (
-            evaluated_before_its_end,
+            lambda run: run.evaluation.unlink(),
+            "seed1/evaluation.json (No such file or directory): make it with `esper evaluate",
+        ),
+        (
+            configured(seed=1, suite="digits"),
+            "(suite): give runs that differ in their seed alone, or compare ways of training with",
+        ),
+        (configured(seed=1, ppo={"clip": 0.1}), "(ppo.clip): give runs that differ in their seed alone"),
+        (configured(seed=0), "two of the runs have training seed 0: give every seed once"),
+        (
+            lambda run: write_behaviour(run.behaviour, replace(BEHAVIOUR, iteration=1)),
             f"seed1 was evaluated after iteration 1, {{}} after {ITERATIONS}: train them equally",
         ),
-        (no_run, "seed1 is not a run"),
+        (lambda run: run.config.unlink(), "seed1 is not a run"),
         (on_fewer_instances, "different numbers of instances: evaluate them all with the same --instances"),
     ],
     ids=lambda part: getattr(part, "__name__", None),

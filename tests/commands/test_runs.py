@@ -92,21 +92,16 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def run_of(path: Path, command: str) -> Path:
-    run = RunDirectory.create(path)
-    run.config.write_text("{}\n")
-    with RunStore.create(run.store) as store:
-        store.set_metadata({"command": command})
-    return path
-
-
 @pytest.mark.parametrize(
     "words",
     [["evaluate", "RUN"], ["train", "--resume", "RUN"], ["report", "RUN", "RUN", "--out", "report"]],
     ids=" ".join,
 )
 def test_the_right_command_is_named(words: list[str], tmp_path: Path, capsys: Capture):
-    run = run_of(tmp_path / "run", "grow")
+    run = tmp_path / "run"
+    with RunDirectory.create(run).open_store() as store:
+        store.set_metadata({"command": "grow"})
+    RunDirectory(run).config.write_text("{}\n")
     assert main([str(run) if word == "RUN" else word for word in words]) == 2
     told = capsys.readouterr().err
     assert f"{run} is {SERVES}{run}`" in told

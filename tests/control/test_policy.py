@@ -126,16 +126,11 @@ def test_permuting_environments_permutes_everything(seen: Observation, legality:
     torch.testing.assert_close(permuted[-1].value, straight[-1].value[order], atol=1e-5, rtol=1e-5)
 
 
-def without_wait(legality: MaskTensors) -> MaskTensors:
-    """Only GERMINATE: its slot mask, unlike WAIT's, treats all slots alike."""
-    op = torch.zeros_like(legality.op)
-    op[..., Op.GERMINATE] = True
-    return legality._replace(op=op)
-
-
 def test_permuting_slots_permutes_the_choice_of_slot_and_nothing_else() -> None:
     actor, order = lively(), torch.tensor([2, 0, 3, 1])
-    seen, legality = observations((8,), slots=4), without_wait(masks((8,), slots=4))
+    seen, legality = observations((8,), slots=4), masks((8,), slots=4)
+    # Only GERMINATE: its slot mask, unlike WAIT's, treats all slots alike.
+    legality = legality._replace(op=(torch.arange(legality.op.shape[-1]) == Op.GERMINATE).expand_as(legality.op))
     moved_seen = seen._replace(slots=seen.slots[:, order], blueprints=seen.blueprints[:, order])
     moved_legality = legality._replace(
         slot=legality.slot[:, :, order],

@@ -15,11 +15,6 @@ from factories import RINGS, Loop, make_data, validate
 DECISIONS = 10
 
 
-def loss_alone(model: nn.Module) -> float:
-    """Nothing but a loss."""
-    return validate(model)[0]
-
-
 @torch.no_grad()
 def with_mae(model: nn.Module) -> dict[str, float]:
     """A metric of a size of its own, better the lower it is."""
@@ -48,7 +43,7 @@ class Kind:
 
 KINDS = {
     "accuracy": Kind("accuracy"),
-    "loss": Kind("loss", {"evaluate": loss_alone}, lambda decision: decision.loss),
+    "loss": Kind("loss", {"evaluate": lambda model: validate(model)[0]}, lambda decision: decision.loss),
     "mae": Kind(
         "mae", {"evaluate": esper.Metric(with_mae, "mae", higher_is_better=False)}, lambda decision: decision.value
     ),

@@ -78,9 +78,7 @@ def main(folder: Path, rank: int, how: str) -> None:
         verbose=True,
         training_flops=BUDGET if how == "budget" else None,
     )
-    schedule = LambdaLR(
-        optimizer, (lambda _: warmup_stable_decay(grower.spending.share)) if how == "budget" else _steady
-    )
+    schedule = LambdaLR(optimizer, lambda _: warmup_stable_decay(grower.spending.share) if how == "budget" else 1.0)
     carrier.add_part("grower", grower)
     if saved is not None:
         optimizer.load_state_dict(saved["optimizer"])
@@ -126,10 +124,6 @@ def copy_forks(grower: Grower) -> dict[str, dict[str, Any]]:
         slot: {name: copy.deepcopy(value) for name, value in fork.items() if not isinstance(value, str)}
         for slot, fork in grower.backend.forks.state_dict()["forks"].items()
     }
-
-
-def _steady(step: int) -> float:
-    return 1.0
 
 
 def _only_first(rank: int, *, constrained: bool) -> Evaluate:

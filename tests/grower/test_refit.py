@@ -81,7 +81,6 @@ class Counting(nn.Sequential):
 
 
 Build = Callable[[], nn.Module]
-Backward = Callable[["Training", Tensor, Tensor], None]
 HOSTS: list[Build] = [Batched, Dropping, Tied, Normed, Counting]
 
 

@@ -183,11 +183,7 @@ def test_a_run_in_which_nothing_was_decided_begins_again(tmp_path: Path):
     assert len(events(tmp_path / "run", StepTaken, RunStarted)) == 2
 
 
-def grown_elsewhere(path: Path) -> None:
-    train(Loop("heuristic", run=path), 2)
-
-
-def trained_by_esper_train(path: Path) -> None:
+def by_esper_train(path: Path) -> None:
     with RunDirectory.create(path).open_store() as store:
         store.set_metadata({"command": "train", "iterations": 3})
 
@@ -195,10 +191,6 @@ def trained_by_esper_train(path: Path) -> None:
 def with_a_file(path: Path) -> None:
     path.mkdir()
     (path / "thesis.tex").touch()
-
-
-def a_file(path: Path) -> None:
-    path.touch()
 
 
 def of_other_slots(path: Path) -> None:
@@ -217,7 +209,7 @@ def damaged(path: Path) -> None:
     (path / "run.db").write_bytes(b"not SQLite" * 99)
 
 
-@pytest.mark.parametrize("made", [trained_by_esper_train, with_a_file, a_file, of_other_slots, of_no_grower, damaged])
+@pytest.mark.parametrize("made", [by_esper_train, with_a_file, Path.touch, of_other_slots, of_no_grower, damaged])
 def test_a_folder_that_holds_something_else_is_refused_at_once_and_left_as_it_is(made: Any, tmp_path: Path):
     path = tmp_path / "taken"
     made(path)
@@ -228,7 +220,7 @@ def test_a_folder_that_holds_something_else_is_refused_at_once_and_left_as_it_is
 
 
 def test_a_run_of_the_same_kind_is_refused_unless_its_own_grower_goes_on(tmp_path: Path):
-    grown_elsewhere(tmp_path / "mine")
+    train(Loop("heuristic", run=tmp_path / "mine"), 2)
     other = Loop("heuristic", run=tmp_path / "other")
     train(other, 1)
     before = kept(tmp_path / "mine")

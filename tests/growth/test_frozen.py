@@ -75,15 +75,10 @@ def attach_to_encoder() -> tuple[GrowingModel, nn.Module, Tensor]:
     """With a seed behind its layer, beside the host as it was."""
     host, tokens = encoder()
     model = esper.attach(copy.deepcopy(host), {"1": ["mlp"]}, tokens, freeze_host=True)
-    perturb(model.slots["1"].germinate("mlp", alpha=1.0))
-    return model, host, tokens
-
-
-def perturb(seed: nn.Module) -> None:
     generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for one in seed.parameters():
-            one.add_(0.1 * torch.randn(one.shape, generator=generator))
+    for parameter in model.slots["1"].germinate("mlp", alpha=1.0).parameters():
+        parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
+    return model, host, tokens
 
 
 @pytest.mark.landing

@@ -62,10 +62,6 @@ def actor_of(env: GymWrapper) -> ProbabilisticActor:
     )
 
 
-def assert_within_the_mask(course: TensorDict) -> None:
-    assert course["action_mask"].bool().gather(-1, course["action"][..., None]).all()
-
-
 def test_the_environment_with_eight_choices() -> None:
     env = GymWrapper(gymnasium.make_vec(esper.rl.ENVIRONMENT, num_envs=E, **SETTINGS))
     check_env_specs(env)
@@ -125,7 +121,7 @@ def test_clipped_ppo_learns_under_exact_masks() -> None:
     for _ in range(2):
         with torch.no_grad():
             course = env.rollout(STEPS, actor)
-        assert_within_the_mask(course)
+        assert course["action_mask"].bool().gather(-1, course["action"][..., None]).all()
         chosen |= set(course["action"].flatten().tolist())
         advantage(course)
         terms = loss(course)

@@ -19,7 +19,7 @@ from esper.cli import main
 from esper.dash.app import Access, dashboard
 from esper.dash.formats import p_value, signed_score
 from esper.dash.run_view import RunFinder
-from esper.lab.analysis import FEWEST_SEEDS, Claim, Contrast, Difference, Verdict, estimate_differences
+from esper.lab.analysis import FEWEST_SEEDS, Claim, Contrast, Verdict, estimate_differences
 from esper.lab.evaluate import RunEvaluation
 from esper.lab.experiment import arm_file
 from esper.lab.standings import RULE
@@ -59,11 +59,10 @@ def expected(seeds: int, claim: Claim, *, paired: bool, own_instances: bool = Fa
     families = None if own_instances else [one.family for one in results[0] if one.controller == FIRST]
     others = [name for name in MEANS if name != FIRST]
     judged = estimate_differences([Contrast(tables[FIRST], tables[name], paired) for name in others], families, claim)
-    return {name: _written(found) for name, found in zip(others, judged, strict=True)}
-
-
-def _written(found: Difference) -> tuple[str, str, str]:
-    return WORDS[found.verdict], signed_score(found.estimate), "" if found.p is None else p_value(found.p)
+    return {
+        name: (WORDS[found.verdict], signed_score(found.estimate), "" if found.p is None else p_value(found.p))
+        for name, found in zip(others, judged, strict=True)
+    }
 
 
 def of_record(record: dict[str, Any]) -> Claims:

@@ -267,13 +267,9 @@ OPAQUE = {
     "esper_tests::multiply": multiply,
     "aten::_linalg_svd": lambda inputs: torch.linalg.svd(inputs, full_matrices=False)[0],
     "aten::_native_multi_head_attention": lambda inputs: torch._native_multi_head_attention(
-        inputs, inputs, inputs, WIDTH, 2, *_projections()
+        *[inputs] * 3, WIDTH, 2, *map(torch.ones, [(3 * WIDTH, WIDTH), 3 * WIDTH, (WIDTH, WIDTH), WIDTH])
     )[0],
 }
-
-
-def _projections() -> tuple[Tensor, ...]:
-    return torch.ones(3 * WIDTH, WIDTH), torch.ones(3 * WIDTH), torch.ones(WIDTH, WIDTH), torch.ones(WIDTH)
 
 
 @pytest.mark.parametrize("name", OPAQUE)

@@ -1,7 +1,6 @@
 """Four ways to run networks: each does what torch does with one network after the other."""
 
 import copy
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -344,12 +343,6 @@ def batch_of(name: str, seed: int) -> Batch:
     return Batch(drawn(NETWORKS, EXAMPLES, *SHAPES[name], seed=seed), labels)
 
 
-def host_rows(fast: Population, slow: ReferencePopulation) -> Sequence[Tensor]:
-    return fast.host.values.detach(), torch.stack(
-        [fast.host.layout.flatten_module(model.host) for model in slow.models]
-    )
-
-
 @pytest.mark.parametrize("name", ["images", "signals", pytest.param("the suite", marks=pytest.mark.landing)])
 @pytest.mark.parametrize("strategy", ["stacked", "looped"])
 def test_growing_convolutional_populations_equal_a_loop_over_modules(name: str, strategy: str) -> None:
@@ -366,7 +359,8 @@ def test_growing_convolutional_populations_equal_a_loop_over_modules(name: str, 
         batches = [batch_of(name, 10 * decision + number) for number in range(2)]
         report = train(fast, batches)
         slow.train(batches)
-        torch.testing.assert_close(*host_rows(fast, slow), **TOLERANCE)
+        expected = torch.stack([fast.host.layout.flatten_module(model.host) for model in slow.models])
+        torch.testing.assert_close(fast.host.values.detach(), expected, **TOLERANCE)
         held_back = batch_of(name, 1000 + decision)
         measured = evaluate(fast, held_back)
         losses = [F.cross_entropy(*pair) for pair in zip(slow.logits(held_back.inputs), held_back.labels, strict=True)]

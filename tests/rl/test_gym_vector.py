@@ -492,12 +492,8 @@ def test_what_is_returned_is_the_caller_s() -> None:
 # Early ends and rollbacks as the Gymnasium environments show them.
 
 
-def make_short(**settings: Any) -> GrowthVectorEnv:
-    return make_vector(E, **{"rules": RULES, **settings})
-
-
 def test_a_rollback_is_told() -> None:
-    env = make_short(conduct={"governor": {"max_rollbacks": 0}})
+    env = make_vector(E, rules=RULES, conduct={"governor": {"max_rollbacks": 0}})
     env.reset(seed=0)
     episodes = env.growth.episodes
     with torch.no_grad():

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -138,38 +139,20 @@ def with_growth(_run: Path, bare: Path) -> None:
         store.emit(LifecycleTransition(iteration=5, episode=1, environment=0, step=4, slot=0, **names))
 
 
-def of_another_host(_run: Path, bare: Path) -> None:
-    with RunStore.open(bare / "run.db") as store:
-        store.set_metadata({"host_parameters": 7})
-
-
-def of_another_metric(_run: Path, bare: Path) -> None:
-    with RunStore.open(bare / "run.db") as store:
-        store.set_metadata({"metric": "f1"})
-
-
-def of_a_population(_run: Path, bare: Path) -> None:
-    with RunStore.open(bare / "run.db") as store:
-        store.set_metadata({"command": "train"})
-
-
-def beside_a_population(run: Path, bare: Path) -> None:
-    of_a_population(bare, run)
-
-
-def without_a_store(_run: Path, bare: Path) -> None:
-    (bare / "run.db").unlink()
+def say(run: Path, **metadata: Any) -> None:
+    with RunStore.open(run / "run.db") as store:
+        store.set_metadata(metadata)
 
 
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
         (with_growth, "bare is not bare, as 1 seed germinated in it: give a run of the same training loop with"),
-        (of_another_host, "host_parameters is 7 instead of"),
-        (of_another_metric, "metric is 'f1' instead of 'accuracy'"),
-        (of_a_population, "bare is not a run of a `Grower`"),
-        (beside_a_population, "compared with one run of a `Grower`"),
-        (without_a_store, "no run at"),
+        (lambda _, bare: say(bare, host_parameters=7), "host_parameters is 7 instead of"),
+        (lambda _, bare: say(bare, metric="f1"), "metric is 'f1' instead of 'accuracy'"),
+        (lambda _, bare: say(bare, command="train"), "bare is not a run of a `Grower`"),
+        (lambda run, _: say(run, command="train"), "compared with one run of a `Grower`"),
+        (lambda _, bare: (bare / "run.db").unlink(), "no run at"),
     ],
     ids=lambda part: getattr(part, "__name__", None),
 )
