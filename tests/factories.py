@@ -1,9 +1,10 @@
 """What tests grow: hosts and models by name, data, seeds and fossils, and a training loop."""
 
+import io
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ import tiny_transformers
 from esper import Grower, GrowingModel
 from esper.control.controller import Controller
 from esper.grower.evaluation import Evaluate
+from esper.grower.state_dict import plant_structure
 from esper.growth.attach import Places, attach
 from esper.growth.example_input import Arguments, call_host
 from esper.growth.hooks import find_output_tensor
@@ -526,6 +528,20 @@ class Loop:
             "scheduler": self.scheduler.state_dict(),
             "grower": self.grower.state_dict(),
         }
+
+    @classmethod
+    def resume(cls, saved: dict[str, Any], controller: str | Controller, **options: Any) -> Self:
+        """In new objects, from what went through a file."""
+        file = io.BytesIO()
+        torch.save(saved, file)
+        file.seek(0)
+        state = torch.load(file, weights_only=True)
+        model = make_growing(seed=5)
+        plant_structure(model, state["grower"]["seeds"])
+        loop = cls(controller, model, **options)
+        for name in ("model", "optimizer", "scheduler", "grower"):
+            getattr(loop, name).load_state_dict(state[name])
+        return loop
 
 
 def iterate_arrays(struct: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

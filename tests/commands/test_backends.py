@@ -13,22 +13,12 @@ import pytest
 from esper.cli import main
 from esper.extras import find_install_command
 from esper.runs.run_directory import RunDirectory
-from train.runs import ENVIRONMENT, assert_same_end
+from train.runs import ENVIRONMENT, TINY, assert_same_end
 
 pytestmark = pytest.mark.landing
 
 Capture = pytest.CaptureFixture[str]
-SMALL = (
-    "suite=digits",
-    "environments=8",
-    "iterations=2",
-    "probe_instances=2",
-    "policy.hidden=16",
-    "policy.width=16",
-    "ppo.group=4",
-    "ppo.minibatches=2",
-    "ppo.epochs=2",
-)
+SMALL = ("suite=digits", "iterations=2", *(one for one in TINY if not one.startswith(("suite=", "shards="))))
 WORDS = ["train", *(word for override in SMALL for word in ("--set", override))]
 RAY = ["--backend", "ray", "--workers", "2"]
 

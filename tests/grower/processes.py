@@ -1,6 +1,8 @@
 """Two processes that train one model: run by `test_distributed` as a program of its own, once per rank."""
 
 import copy
+import os
+import subprocess
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -23,6 +25,7 @@ from esper.grower.state_dict import GrowthInStateDict
 from esper.lifecycle.rules import Rules
 from factories import HELD, RINGS, make_data, make_growing, make_host, packed, validate
 
+TESTS = Path(__file__).parent.parent
 RANKS = 2
 DECISIONS = 12
 EARLY = 5
@@ -41,6 +44,23 @@ UNITS = {("0", "1", "2"): ["units_4"], ("2", "3", "4"): ["units_4"]}
 """Hidden units on offer between the layers of the host."""
 RUN = "run"
 """Folder of the run that fresh processes begin and resumed ones go on with."""
+
+
+def start_processes(module: str, folder: Path, *words: str) -> list[str]:
+    """Run a module as a program, once per rank, to its end; what each process said."""
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-m", module, str(folder), str(rank), *words],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(RANKS)
+    ]
+    said = [process.communicate() for process in started]
+    assert [process.returncode for process in started] == [0] * RANKS, "\n".join(errors for _, errors in said)
+    return [words for words, _ in said]
 
 
 def main(folder: Path, rank: int, how: str) -> None:

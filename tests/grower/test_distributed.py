@@ -1,8 +1,5 @@
 """Several processes that train one model keep it one model."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,27 +13,24 @@ from esper.grower.distributed import Processes
 from esper.runs.events import RunResumed, StepTaken
 from esper.runs.reader import RunReader
 from factories import HELD, make_growing, validate
-from grower.processes import BLOWN_UP, DECISIONS, EARLY, RANKS, RUN, SAVED_AFTER, SEED, copy_forks, train
-
-TESTS = Path(__file__).parent.parent
+from grower.processes import (
+    BLOWN_UP,
+    DECISIONS,
+    EARLY,
+    RANKS,
+    RUN,
+    SAVED_AFTER,
+    SEED,
+    copy_forks,
+    start_processes,
+    train,
+)
 
 
 def run(folder: Path, how: str) -> list[dict[str, Any]]:
     """What each process left behind."""
-    path = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])}
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-m", "grower.processes", str(folder), str(rank), how],
-            env=path,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(RANKS)
-    ]
-    said = [process.communicate() for process in started]
-    assert [process.returncode for process in started] == [0] * RANKS, "\n".join(errors for _, errors in said)
-    assert [bool(words) for words, _ in said] == [True, False], "only the first process speaks"
+    said = start_processes("grower.processes", folder, how)
+    assert [bool(words) for words in said] == [True, False], "only the first process speaks"
     return [torch.load(folder / f"rank-{rank}-{how}.pt", weights_only=True) for rank in range(RANKS)]
 
 

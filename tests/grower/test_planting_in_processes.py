@@ -1,36 +1,21 @@
 """Seeds that a grower plants under DistributedDataParallel learn as in one process; planting by hand is refused."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from grower.planting_processes import RANKS, WAYS, train
+from grower.processes import start_processes
 
 pytestmark = pytest.mark.slow
-
-TESTS = Path(__file__).parent.parent
 
 
 @pytest.fixture(scope="module")
 def left(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each process left behind."""
     folder = tmp_path_factory.mktemp("planting")
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-m", "grower.planting_processes", str(folder), str(rank)],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(RANKS)
-    ]
-    errors = [process.communicate()[1] for process in started]
-    assert [process.returncode for process in started] == [0] * RANKS, "\n".join(errors)
+    start_processes("grower.planting_processes", folder)
     return [torch.load(folder / f"rank-{rank}.pt", weights_only=True) for rank in range(RANKS)]
 
 

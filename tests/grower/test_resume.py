@@ -1,7 +1,6 @@
 """A grower goes on where it was saved, bit for bit."""
 
 import copy
-import io
 import math
 from collections.abc import Callable
 from dataclasses import fields
@@ -60,22 +59,6 @@ def _told(decision: int) -> Any:
     return lambda loss: math.nan if decision == DECISIONS else loss
 
 
-def _resumed(saved: dict[str, Any], controller: str | Controller, **options: Any) -> Loop:
-    """In new objects, from what went through a file."""
-    file = io.BytesIO()
-    torch.save(saved, file)
-    file.seek(0)
-    state = torch.load(file, weights_only=True)
-    model = make_growing(seed=5)
-    plant_structure(model, state["grower"]["seeds"])
-    model.load_state_dict(state["model"])
-    loop = Loop(controller, model, **options)
-    loop.optimizer.load_state_dict(state["optimizer"])
-    loop.scheduler.load_state_dict(state["scheduler"])
-    loop.grower.load_state_dict(state["grower"])
-    return loop
-
-
 def _validate_examples(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Loss and correctness of each example."""
     inputs, labels = make_data(64, seed=1)
@@ -98,7 +81,7 @@ def test_any_measurement_can_be_saved(name: str, evaluator: str):
     whole = Loop(_controller(name), evaluate=EVALUATORS[evaluator]())
     for _ in range(DECISIONS):
         whole.epoch()
-    half = _resumed(copy.deepcopy(whole.saved()), _controller(name), evaluate=EVALUATORS[evaluator]())
+    half = Loop.resume(copy.deepcopy(whole.saved()), _controller(name), evaluate=EVALUATORS[evaluator]())
     for _ in range(DECISIONS):
         assert str(half.epoch()) == str(whole.epoch())
     assert torch.equal(packed(half.saved()["grower"]), packed(whole.saved()["grower"]))
@@ -114,7 +97,7 @@ def test_a_resumed_run_equals_one_that_was_never_cut(name: str):
     saved = copy.deepcopy(whole.saved())
     decisions += [whole.epoch(_told(number)) for number in range(DECISIONS, 2 * DECISIONS)]
 
-    half = _resumed(saved, _controller(name))
+    half = Loop.resume(saved, _controller(name))
     again = [half.epoch(_told(number)) for number in range(DECISIONS, 2 * DECISIONS)]
 
     assert list(map(str, again)) == list(map(str, decisions[DECISIONS:]))
@@ -139,7 +122,7 @@ def test_the_means_of_gradient_health_go_on_to_the_last_bit():
     whole = Loop("all_at_start", **options)
     for _ in range(DECISIONS // 2):
         whole.epoch()
-    half = _resumed(copy.deepcopy(whole.saved()), "all_at_start", **options)
+    half = Loop.resume(copy.deepcopy(whole.saved()), "all_at_start", **options)
     shares = list[float]()
     for _ in range(DECISIONS // 2):
         whole.epoch()
@@ -166,7 +149,7 @@ def test_a_snapshot_from_before_the_checkpoint_is_restored():
         loop.epoch(lambda _: 1.0)
     for _ in range(2):
         loop.epoch(lambda _: 1e6)
-    resumed = _resumed(loop.saved(), "none")
+    resumed = Loop.resume(loop.saved(), "none")
     expected = loop.epoch(lambda _: 1e6)
     found = resumed.epoch(lambda _: 1e6)
     assert expected.rollback is not None

@@ -21,7 +21,6 @@ from esper import Decision, GrowerConfig, attach
 from esper.cli import main
 from esper.errors import ConfigError, DivergedError, EsperError, RunError
 from esper.grower.decision import Change, Ending
-from esper.grower.state_dict import plant_structure
 from esper.growth.tried import ModuleJudgement
 from esper.lifecycle.actions import Op
 from esper.lifecycle.rules import Reason
@@ -42,7 +41,7 @@ from esper.runs.events import (
 from esper.runs.reader import RunReader
 from esper.runs.run_directory import RunDirectory, RunState, read_progress
 from esper.runs.store import RunStore
-from factories import Loop, make_growing, make_host, packed, validate
+from factories import Loop, make_host, packed, validate
 
 BLOWN_UP = 6
 """Decision whose loss is not finite."""
@@ -53,17 +52,6 @@ def train(loop: Loop, decisions: int) -> list[Decision]:
     return [
         loop.epoch(lambda loss: math.nan if loop.grower.decisions == BLOWN_UP - 1 else loss) for _ in range(decisions)
     ]
-
-
-def resumed(saved: dict[str, Any], controller: str, **options: Any) -> Loop:
-    model = make_growing(seed=5)
-    plant_structure(model, saved["grower"]["seeds"])
-    model.load_state_dict(saved["model"])
-    loop = Loop(controller, model, **options)
-    loop.optimizer.load_state_dict(saved["optimizer"])
-    loop.scheduler.load_state_dict(saved["scheduler"])
-    loop.grower.load_state_dict(saved["grower"])
-    return loop
 
 
 def events(run: Path, *kinds: type[Event]) -> list[Event]:
@@ -161,7 +149,7 @@ def test_a_resumed_run_tells_what_one_that_was_never_cut_tells(
     train(cut, saved_after)
     saved = copy.deepcopy(cut.saved())
     train(cut, further)
-    train(resumed(saved, controller, run=tmp_path / "cut"), 12 - saved_after)
+    train(Loop.resume(saved, controller, run=tmp_path / "cut"), 12 - saved_after)
     assert kept(tmp_path / "cut") == kept(tmp_path / "whole")
     assert [event.iteration for event in events(tmp_path / "cut", RunResumed)] == [saved_after]
     platforms = [event.platform for event in events(tmp_path / "cut", RunStarted, RunResumed)]
@@ -173,7 +161,7 @@ def test_a_resumed_run_tells_what_one_that_was_never_cut_tells(
 def test_a_grower_that_kept_no_run_goes_on_in_a_new_folder(tmp_path: Path):
     loop = Loop("heuristic")
     train(loop, 3)
-    train(resumed(loop.saved(), "heuristic", run=tmp_path / "run"), 2)
+    train(Loop.resume(loop.saved(), "heuristic", run=tmp_path / "run"), 2)
     assert [event.iteration for event in events(tmp_path / "run", StepTaken)] == [4, 5]
 
 
@@ -228,7 +216,7 @@ def test_a_run_of_the_same_kind_is_refused_unless_its_own_grower_goes_on(tmp_pat
         train(Loop("heuristic", run=tmp_path / "mine"), 1)
     for saved in (other.saved(), Loop("heuristic").saved()):
         with pytest.raises(RunError, match="holds a different run than the one"):
-            resumed(saved, "heuristic", run=tmp_path / "mine")
+            Loop.resume(saved, "heuristic", run=tmp_path / "mine")
     assert kept(tmp_path / "mine") == before
 
 
@@ -274,7 +262,7 @@ def test_a_finished_run_whose_grower_is_loaded_stays_finished_until_another_deci
     train(loop, 20)
     saved = loop.saved()
     for _ in range(2):
-        again = resumed(saved, "none", run=tmp_path / "run")
+        again = Loop.resume(saved, "none", run=tmp_path / "run")
         assert state(tmp_path / "run") is RunState.FINISHED
         again.grower.finish()
     assert not events(tmp_path / "run", RunResumed)
@@ -289,7 +277,7 @@ def test_a_run_that_goes_back_and_ends_earlier_than_before_is_finished(tmp_path:
     train(loop, 5)
     saved = copy.deepcopy(loop.saved())
     train(loop, 15)
-    again = resumed(saved, "none", run=tmp_path / "run")
+    again = Loop.resume(saved, "none", run=tmp_path / "run")
     train(again, 2)
     again.grower.close()
     assert state(tmp_path / "run") is RunState.FINISHED

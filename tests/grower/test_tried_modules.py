@@ -1,6 +1,5 @@
 """A grower lists all that it tried: what, when, by which figures it was judged, and what to try if nothing was kept."""
 
-import copy
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -14,35 +13,24 @@ from esper import Decision
 from esper.control.rules import LookRule, LookSettings
 from esper.engine.promises import PromiseSettings
 from esper.errors import CheckpointError
-from esper.grower.state_dict import plant_structure
 from esper.lifecycle.actions import Op
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.transitions import Cause
-from factories import Loop, make_data, make_growing
+from factories import Loop, make_data
 from open_rules import open_rules
 
 CONTROLLERS = ("heuristic", "periodic", "look", "random", "all_at_start")
 RULES_WITH_A_MARGIN = ("heuristic", "periodic", "look")
 DECISIONS = 16
+OPTIONS: dict[str, Any] = {"rules": open_rules(), "horizon": DECISIONS, "seed": 1}
 
 
 def begun(controller: str, **options: Any) -> Loop:
-    return Loop(controller, rules=open_rules(), horizon=DECISIONS, seed=1, **options)
+    return Loop(controller, **OPTIONS, **options)
 
 
 def play(loop: Loop, decisions: int = DECISIONS) -> list[Decision]:
     return [loop.epoch() for _ in range(decisions)]
-
-
-def resumed(saved: dict[str, Any], controller: str) -> Loop:
-    model = make_growing(seed=5)
-    plant_structure(model, saved["grower"]["seeds"])
-    model.load_state_dict(saved["model"])
-    loop = Loop(controller, model, rules=open_rules(), horizon=DECISIONS, seed=1)
-    loop.optimizer.load_state_dict(saved["optimizer"])
-    loop.scheduler.load_state_dict(saved["scheduler"])
-    loop.grower.load_state_dict(saved["grower"])
-    return loop
 
 
 def lives(decisions: Sequence[Decision]) -> list[tuple[str, str, int, bool | None]]:
@@ -141,7 +129,7 @@ def test_without_a_threshold_the_figures_are_there_all_the_same() -> None:
 def test_a_resumed_grower_lists_what_was_tried_before(controller: str, saved_after: int) -> None:
     whole = begun(controller)
     play(whole, saved_after)
-    half = resumed(copy.deepcopy(whole.saved()), controller)
+    half = Loop.resume(whole.saved(), controller, **OPTIONS)
     assert half.model.tried == whole.model.tried
     play(whole, DECISIONS - saved_after)
     play(half, DECISIONS - saved_after)
@@ -153,7 +141,7 @@ def test_a_damaged_list_is_refused(damage: dict[str, Any]) -> None:
     saved = begun("heuristic").saved()
     saved["grower"]["memory"]["trials"] |= damage
     with pytest.raises(CheckpointError, match="tried modules in the grower's state is damaged"):
-        resumed(saved, "heuristic")
+        Loop.resume(saved, "heuristic", **OPTIONS)
 
 
 def test_a_module_that_is_pruned_slowly_is_listed_with_the_decision_that_judged_it() -> None:
@@ -232,7 +220,7 @@ def test_where_nothing_was_planted_it_names_the_best_candidate_and_the_threshold
 def test_the_best_candidate_survives_a_resumption() -> None:
     whole = begun(looking(threshold=1.0))  # type: ignore[arg-type]
     play(whole, 8)
-    half = resumed(copy.deepcopy(whole.saved()), looking(threshold=1.0))  # type: ignore[arg-type]
+    half = Loop.resume(whole.saved(), looking(threshold=1.0), **OPTIONS)  # type: ignore[arg-type]
     assert half.grower.trials.best == whole.grower.trials.best
 
 

@@ -11,7 +11,7 @@ from esper.control.rules import Uniform
 from esper.engine.gradients import update_gradient_evidence
 from esper.engine.measurements import Evaluation, TrainingReport, update_evidence
 from esper.growth.seed import Seed
-from esper.lifecycle.actions import Blend
+from esper.lifecycle.actions import Blend, Op, make_action, make_wait_actions
 from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
@@ -214,3 +214,27 @@ def grown(isolation: Isolation, strategy: Strategy) -> tuple[Population, Referen
     assert {kind.blend for kind in fast.banks} == {*Blend}
     assert len({*np.unique(fast.table.stage)} & {Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED}) >= 2
     return fast, slow, batch
+
+
+def draw_small(examples: int, seed: int, networks: int = 3) -> Batch:
+    """Random examples for networks of `make_small_population`."""
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(networks, examples, 4, generator=generator, dtype=torch.float64)
+    return Batch(inputs, torch.randint(3, (networks, examples), generator=generator))
+
+
+def grow_small(shared: PopulationConfig, hosts: list[NetworkSpec]) -> tuple[Population, ReferencePopulation]:
+    """Three networks with five seeds in two slots that have learned, fast and as separate modules."""
+    fast, slow = Population(shared, hosts), ReferencePopulation(shared, hosts)
+    plantings = [
+        np.stack([make_action(Op.GERMINATE, 0, 0), make_action(Op.GERMINATE, 1, 1), make_action(Op.GERMINATE, 0, 2)]),
+        np.stack([make_action(Op.GERMINATE, 1, 2), make_action(Op.GERMINATE, 0, 0), make_wait_actions(1)[0]]),
+    ]
+    for actions in [*plantings, make_wait_actions(3), make_wait_actions(3)]:
+        for population in (fast, slow):
+            population.evidence = good_evidence(fast)
+            population.decide(actions)
+        batches = [draw_small(8, seed) for seed in range(5)]
+        train(fast, batches)
+        slow.train(batches)
+    return fast, slow

@@ -22,7 +22,7 @@ from esper.population.population import Population, Strategy
 from esper.population.slot_ops import append_branches
 from esper.tasks.token_suite import TokenLayer
 from factories import Chain, InputSkip, Residual, make_small_population
-from population.scenes import good_evidence, grown, record_evidence
+from population.scenes import draw_small, good_evidence, grow_small, grown, record_evidence
 from reference_population import ReferencePopulation
 
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
@@ -202,27 +202,9 @@ def test_connections_across_slots_are_found_and_measured_exactly(
     kind: type[Chain], slots: tuple[str, ...], shares: bool
 ) -> None:
     shared, hosts = make_small_population(kind, 3)
-    shared = replace(shared, slots=slots)
-    fast, slow = Population(shared, hosts), ReferencePopulation(shared, hosts)
+    fast, slow = grow_small(replace(shared, slots=slots), hosts)
     assert fast.shares_prefixes is shares
-    generator = torch.Generator().manual_seed(1)
-
-    def draw(count: int) -> Batch:
-        inputs = torch.randn(3, count, 4, generator=generator, dtype=torch.float64)
-        return Batch(inputs, torch.randint(3, (3, count), generator=generator))
-
-    plantings = [
-        np.stack([make_action(Op.GERMINATE, 0, 0), make_action(Op.GERMINATE, 1, 1), make_action(Op.GERMINATE, 0, 2)]),
-        np.stack([make_action(Op.GERMINATE, 1, 2), make_action(Op.GERMINATE, 0, 0), make_wait_actions(1)[0]]),
-    ]
-    for actions in [*plantings, make_wait_actions(3), make_wait_actions(3)]:
-        for population in (fast, slow):
-            population.evidence = good_evidence(fast)
-            population.decide(actions)
-        batches = [draw(8) for _ in range(5)]
-        train(fast, batches)
-        slow.train(batches)
-    batch = draw(40)
+    batch = draw_small(40, 9)
     assert_same(evaluate(fast, batch), separately(slow, fast.table, batch))
 
 

@@ -12,7 +12,7 @@ from esper.lifecycle.rules import Isolation
 from esper.numerics.arrays import Bools, Floats
 from esper.population.evaluation import evaluate
 from esper.population.forward import ActiveSeeds, select_blended, select_committed
-from esper.population.learning import Batch, compute_accuracies, compute_losses, train
+from esper.population.learning import Batch, compute_accuracies, compute_losses
 from esper.population.population import NetworkSpec, Population, PopulationConfig, Strategy
 from esper.population.prefix_sharing import Variants, forward_variants, plan_replicas, plan_shared_prefixes
 from esper.population.shapley import (
@@ -28,7 +28,7 @@ from esper.population.shapley import (
 from esper.tasks.token_suite import TokenLayer
 from factories import Chain, InputSkip, Layer, Residual, make_small_population
 from population.planted_seeds import planted_seeds
-from population.scenes import good_evidence, grown
+from population.scenes import draw_small, good_evidence, grow_small, grown
 from reference_population import ReferencePopulation
 
 pytestmark = pytest.mark.landing
@@ -87,29 +87,11 @@ def test_values_are_those_of_separate_passes(isolation: Isolation, strategy: Str
 @pytest.mark.parametrize("kind", [Chain, Residual, InputSkip])
 def test_values_are_exact_whatever_connections_a_host_has(kind: type[Chain], strategy: Strategy) -> None:
     shared, hosts = make_small_population(kind, 3)
-    shared = replace(shared, strategy=strategy)
-    fast, slow = Population(shared, hosts), ReferencePopulation(shared, hosts)
-    plantings = [
-        np.stack([make_action(Op.GERMINATE, 0, 0), make_action(Op.GERMINATE, 1, 1), make_action(Op.GERMINATE, 0, 2)]),
-        np.stack([make_action(Op.GERMINATE, 1, 2), make_action(Op.GERMINATE, 0, 0), make_wait_actions(1)[0]]),
-    ]
-    for actions in [*plantings, make_wait_actions(3), make_wait_actions(3)]:
-        for population in (fast, slow):
-            population.evidence = good_evidence(fast)
-            population.decide(actions)
-        batches = [draw(3, 8, seed) for seed in range(5)]
-        train(fast, batches)
-        slow.train(batches)
-    batch = draw(3, 40, 9)
+    fast, slow = grow_small(replace(shared, strategy=strategy), hosts)
+    batch = draw_small(40, 9)
     found = attribute_networks(fast, batch, rng())
     assert np.abs(found.values[LOSS][fast.table.owning]).min() > 1e-6
     assert_as_by_hand(found, slow, batch, select_blended(fast))
-
-
-def draw(count: int, examples: int, seed: int) -> Batch:
-    generator = torch.Generator().manual_seed(seed)
-    inputs = torch.randn(count, examples, 4, generator=generator, dtype=torch.float64)
-    return Batch(inputs, torch.randint(3, (count, examples), generator=generator))
 
 
 def test_values_add_up_and_the_whole_is_what_an_evaluation_says() -> None:
@@ -244,7 +226,7 @@ def stirred(module: nn.Module, seed: int) -> nn.Module:
 def test_many_seeds_are_estimated_and_few_are_exact_whoever_else_is_there() -> None:
     counts = [3, 8, 6, 7]
     fast, slow = deep(counts)
-    batch = draw(1, 30, 4)
+    batch = draw_small(30, 4, 1)
     batch = Batch(batch.inputs.repeat(4, 1, 1), batch.labels.repeat(4, 1))
     found = attribute_networks(fast, batch, rng(7), pairs=3)
     for network, (count, players) in enumerate(zip(counts, fast.table.blended, strict=True)):
@@ -275,7 +257,7 @@ def test_estimates_compute_no_more_than_the_coalitions_of_their_orders(monkeypat
         return forward_variants(population, variants, inputs)
 
     monkeypatch.setattr("esper.population.shapley.forward_variants", counted)
-    batch = draw(1, 30, 4)
+    batch = draw_small(30, 4, 1)
     pairs, seeds = 3, 8
     attribute_networks(deep([seeds])[0], batch, rng(7), pairs=pairs)
     # The coalitions of nobody and of everybody are those of all orders.
@@ -285,7 +267,7 @@ def test_estimates_compute_no_more_than_the_coalitions_of_their_orders(monkeypat
 def test_pairs_of_many_seeds_are_those_of_separate_passes() -> None:
     counts = [3, 8, 7]
     fast, slow = deep(counts)
-    batch = draw(1, 30, 4)
+    batch = draw_small(30, 4, 1)
     batch = Batch(batch.inputs.repeat(3, 1, 1), batch.labels.repeat(3, 1))
     found = attribute_networks(fast, batch, None)
     for network, (count, players) in enumerate(zip(counts, fast.table.blended, strict=True)):
