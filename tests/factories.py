@@ -271,6 +271,19 @@ def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(7, 12), nn.ReLU(), nn.Linear(12, 9), nn.ReLU(), nn.Linear(9, CLASSES))
 
 
+def attach_mlp() -> GrowingModel:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return attach(mlp(), ["0", "2"], numbers(7))
+
+
+class Decomposed(nn.Linear):
+    """Torch cannot count its decomposition."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs) * torch.linalg.svdvals(self.weight).amax()
+
+
 def gpt2() -> nn.Module:
     return tiny_transformers.gpt2(
         vocab_size=CLASSES, n_positions=TOKENS, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0

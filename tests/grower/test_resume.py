@@ -81,7 +81,7 @@ def test_any_measurement_can_be_saved(name: str, evaluator: str):
     whole = Loop(_controller(name), evaluate=EVALUATORS[evaluator]())
     for _ in range(DECISIONS):
         whole.epoch()
-    half = Loop.resume(copy.deepcopy(whole.saved()), _controller(name), evaluate=EVALUATORS[evaluator]())
+    half = Loop.resume(whole.saved(), _controller(name), evaluate=EVALUATORS[evaluator]())
     for _ in range(DECISIONS):
         assert str(half.epoch()) == str(whole.epoch())
     assert torch.equal(packed(half.saved()["grower"]), packed(whole.saved()["grower"]))
@@ -122,7 +122,7 @@ def test_the_means_of_gradient_health_go_on_to_the_last_bit():
     whole = Loop("all_at_start", **options)
     for _ in range(DECISIONS // 2):
         whole.epoch()
-    half = Loop.resume(copy.deepcopy(whole.saved()), "all_at_start", **options)
+    half = Loop.resume(whole.saved(), "all_at_start", **options)
     shares = list[float]()
     for _ in range(DECISIONS // 2):
         whole.epoch()

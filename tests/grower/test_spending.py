@@ -20,6 +20,7 @@ from esper.errors import ConfigError
 from esper.grower.branch import branch
 from esper.grower.spending import Spending
 from esper.growth.model import GrowingModel
+from factories import Decomposed
 
 WIDTH, CLASSES, EXAMPLES = 6, 3, 10
 HOST = 2 * (4 * WIDTH + WIDTH * CLASSES)
@@ -259,16 +260,9 @@ def test_seconds_are_counted_too_and_survive_resumption() -> None:
     assert short.finished
 
 
-class Whitened(nn.Linear):
-    """Its weight is made of a decomposition, of which torch counts nothing."""
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return super().forward(inputs) * torch.linalg.svdvals(self.weight).amax()
-
-
 def test_what_cannot_be_counted_is_no_budget() -> None:
     with pytest.warns(UserWarning, match="torch cannot count aten::_linalg_svd in '0'. Budgets and rent in FLOPs are"):
-        model = esper.attach(nn.Sequential(Whitened(8, 8), nn.ReLU()), ["1"], torch.randn(2, 8))
+        model = esper.attach(nn.Sequential(Decomposed(8, 8), nn.ReLU()), ["1"], torch.randn(2, 8))
     assert model.host_flops is None
     optimizer = torch.optim.SGD(model.parameter_groups(lr=0.1))
     sentence = "FLOPs are unknown, because torch cannot count aten::_linalg_svd in '0': limit decisions"

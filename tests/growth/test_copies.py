@@ -16,7 +16,7 @@ from esper.errors import SlotError
 from esper.growth.attach import attach
 from esper.growth.model import GrowingModel
 from esper.lifecycle.actions import Blend
-from factories import mlp, numbers, outputs
+from factories import attach_mlp, mlp, numbers, outputs
 
 DECAY = 0.75
 
@@ -47,14 +47,8 @@ every_average = pytest.mark.parametrize("average", AVERAGES.values(), ids=AVERAG
 every_blend = pytest.mark.parametrize("blend", Blend, ids=lambda blend: blend.name.lower())
 
 
-def model() -> GrowingModel:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return attach(mlp(), ["0", "2"], numbers(7))
-
-
 def mirrored(average: Callable[[nn.Module], Any]) -> tuple[GrowingModel, Any]:
-    growing = model()
+    growing = attach_mlp()
     kept = average(growing)
     growing.mirror(kept.module)
     return growing, kept
@@ -136,7 +130,7 @@ def test_a_finalized_average_computes_what_the_average_does(average: Callable[[n
 
 
 def test_a_mirror_is_elsewhere_and_in_its_own_mode() -> None:
-    growing = model()
+    growing = attach_mlp()
     other = copy.deepcopy(growing).double().eval()
     growing.mirror(other)
     growing.slots["0"].germinate("mlp", alpha=1.0)
@@ -146,7 +140,7 @@ def test_a_mirror_is_elsewhere_and_in_its_own_mode() -> None:
 
 
 def test_what_grew_before_is_caught_up_with() -> None:
-    growing = model()
+    growing = attach_mlp()
     other = copy.deepcopy(growing)
     growing.slots["0"].germinate("mlp", alpha=0.5)
     growing.mirror(nn.ModuleDict({"inside": other}))
@@ -155,7 +149,7 @@ def test_what_grew_before_is_caught_up_with() -> None:
 
 @pytest.mark.parametrize("wrong", ["itself", "host", "other slots"])
 def test_what_is_no_copy_is_refused(wrong: str) -> None:
-    growing = model()
+    growing = attach_mlp()
     other = {"itself": growing, "host": growing.host, "other slots": attach(mlp(), ["0"], numbers(7))}[wrong]
     with pytest.raises(SlotError, match="contains no copy of this model: give copy.deepcopy"):
         growing.mirror(other)
@@ -172,7 +166,7 @@ def grow_twice(growing: GrowingModel) -> list[str]:
 
 @every_average
 def test_an_average_that_nobody_declared_is_warned_of_once(average: Callable[[nn.Module], Any]) -> None:
-    growing = model()
+    growing = attach_mlp()
     kept = average(growing)
     (warned,) = grow_twice(growing)
     assert "model.mirror(average)" in warned
@@ -196,7 +190,7 @@ QUIET: dict[str, Callable[[GrowingModel], object]] = {
 @pytest.mark.landing
 @pytest.mark.parametrize("before", QUIET.values(), ids=QUIET)
 def test_otherwise_nobody_is_warned(before: Callable[[GrowingModel], object]) -> None:
-    growing = model()
+    growing = attach_mlp()
     kept = before(growing)
     assert grow_twice(growing) == []
     del kept
@@ -204,7 +198,7 @@ def test_otherwise_nobody_is_warned(before: Callable[[GrowingModel], object]) ->
 
 @pytest.mark.landing
 def test_a_mirror_lives_no_longer_for_being_known() -> None:
-    growing = model()
+    growing = attach_mlp()
     copied = copy.deepcopy(growing)
     growing.mirror(copied)
     reference = weakref.ref(copied)
@@ -215,7 +209,7 @@ def test_a_mirror_lives_no_longer_for_being_known() -> None:
 
 
 def test_a_copy_of_a_model_that_was_compiled_in_place_runs_itself() -> None:
-    growing, inputs = model(), numbers(7)
+    growing, inputs = attach_mlp(), numbers(7)
     growing.compile(backend="eager")
     growing(inputs)
     copied = copy.deepcopy(growing)

@@ -17,7 +17,7 @@ from esper.growth.attach import attach
 from esper.growth.blueprints import registry
 from esper.growth.model import GrowingModel
 from esper.growth.optimizers import SLOT_KEY
-from factories import Loop, make_growing, make_host, mlp, numbers, outputs
+from factories import Loop, attach_mlp, make_growing, make_host, mlp, numbers, outputs
 from growth.broken import Broken
 
 Groups = list[dict[str, Any]]
@@ -41,12 +41,6 @@ SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
 every_optimizer = pytest.mark.parametrize("kind", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
 
 
-def model() -> GrowingModel:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return attach(mlp(), ["0", "2"], numbers(7))
-
-
 def train(growing: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 2) -> None:
     for _ in range(steps):
         optimizer.zero_grad()
@@ -55,7 +49,7 @@ def train(growing: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 2) 
 
 
 def linked(kind: Callable[[Groups], torch.optim.Optimizer]) -> tuple[GrowingModel, torch.optim.Optimizer]:
-    growing = model()
+    growing = attach_mlp()
     optimizer = kind(growing.parameter_groups(lr=0.01))
     growing.link(optimizer)
     return growing, optimizer
@@ -123,7 +117,7 @@ def test_slots_follow_the_schedule(
 
 
 def test_parameters_that_nothing_trains_are_named_once() -> None:
-    growing = model()
+    growing = attach_mlp()
     groups = growing.parameter_groups(lr=0.01)
     groups[0]["params"] = groups[0]["params"][1:]
     optimizer = torch.optim.SGD(groups)
@@ -136,7 +130,7 @@ def test_parameters_that_nothing_trains_are_named_once() -> None:
 
 
 def test_an_optimizer_with_two_groups_for_a_slot_is_refused() -> None:
-    growing = model()
+    growing = attach_mlp()
     groups = growing.parameter_groups(lr=0.01)
     plain = [{**group, "params": [], "weight_decay": 0.0} for group in groups if "slot" in group]
     with pytest.raises(SlotError, match="2 parameter groups for slot '0'.*but needs exactly one"):
@@ -144,7 +138,7 @@ def test_an_optimizer_with_two_groups_for_a_slot_is_refused() -> None:
 
 
 def test_optimizers_without_groups_for_slots_are_refused() -> None:
-    growing = model()
+    growing = attach_mlp()
     optimizer = torch.optim.SGD(growing.parameters(), lr=0.01)
     with pytest.raises(SlotError, match=r"no parameter group for slot '0': make it from model\.parameter_groups\(lr="):
         growing.link(optimizer)

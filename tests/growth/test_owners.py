@@ -89,17 +89,13 @@ def replaced(model: GrowingModel) -> None:
     model.host.add_module("0", nn.Linear(5, 8))
 
 
-def rebuilt_around(model: GrowingModel) -> None:
-    model.host.add_module("0", nn.Sequential(nn.Linear(5, 8), model.host.get_submodule("1")))
-
-
 def lost(model: GrowingModel) -> None:
     del model.host[0]
 
 
 LOSSES: dict[str, Callable[[GrowingModel], None]] = {
     "replaced": replaced,
-    "rebuilt": rebuilt_around,
+    "rebuilt": lambda model: model.host.add_module("0", nn.Sequential(nn.Linear(5, 8), model.host[1])),
     "deleted": lost,
     "released": GrowingModel.release,
 }

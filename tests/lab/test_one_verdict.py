@@ -129,8 +129,9 @@ def ways_of_training(folder: Path, seeds: int, capsys: Capture, monkeypatch: pyt
     seeds_of: dict[str, list[ArmResults]] = {name: [] for name in MEANS}
     for seed in range(seeds):
         for name, found in seeds_of.items():
-            fields = [asdict(one) for one in of_seed(seed) if one.controller == name]
-            own = ArmResults(7, [Result(**{**one, "flops": 9_000_000}) for one in map(_without_split, fields)])
+            results = [asdict(one) for one in of_seed(seed) if one.controller == name]
+            fields = [{key: value for key, value in one.items() if key != "split"} for one in results]
+            own = ArmResults(7, [Result(**{**one, "flops": 9_000_000}) for one in fields])
             found.append(own)
             trial = folder / "all" / name / f"seed-{seed}"
             trial.mkdir(parents=True)
@@ -152,10 +153,6 @@ def ways_of_training(folder: Path, seeds: int, capsys: Capture, monkeypatch: pyt
         "terminal of the report": reported,
         "page": of_page((folder / "all" / "report.html").read_text()),
     }
-
-
-def _without_split(fields: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in fields.items() if key != "split"}
 
 
 CASES: dict[str, tuple[Callable[..., Rendered], int, Claims]] = {

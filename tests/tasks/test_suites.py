@@ -21,6 +21,7 @@ from esper.tasks.generated_suite import GeneratedSuite
 from esper.tasks.instance import PARTS, Instance, Part
 from esper.tasks.registry import GENERATED, get_suite
 from esper.tasks.suite import Suite
+from factories import Decomposed
 
 
 def test_every_prefix_of_a_sample_is_balanced(suite: Suite) -> None:
@@ -243,13 +244,6 @@ def test_flops_of_hosts_are_those_that_torch_counts_in_training(suite: Suite, in
         with torch.no_grad(), plain, unfused, FlopCounterMode(display=False) as counter:
             host(torch.zeros(3, *suite.input_shape))
         assert suite.flops(instance) == counter.get_total_flops() // 3 > 0
-
-
-class Decomposed(nn.Linear):
-    """Torch cannot count its decomposition."""
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return super().forward(inputs) * torch.linalg.svdvals(self.weight).amax()
 
 
 def replace_layer(monkeypatch: pytest.MonkeyPatch, layer: nn.Module) -> tuple[Suite, Instance]:
