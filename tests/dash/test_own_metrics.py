@@ -52,11 +52,6 @@ def run(request: pytest.FixtureRequest, runs: dict[str, Run]) -> Run:
     return runs[request.param]
 
 
-def text_of(page: str) -> str:
-    """Without markup and the listing of settings."""
-    return html.unescape(re.sub(r"<[^>]*>", " ", re.sub(r"<pre>.*?</pre>|<style>.*?</style>", " ", page, flags=re.S)))
-
-
 def test_the_metrics_are_told_apart(runs: dict[str, Run]):
     """Else a view could show one for the other."""
     mae, loss = runs["mae"], runs["loss"]
@@ -101,7 +96,8 @@ def test_the_list_of_runs_shows_it(run: Run, capsys: Capture, monkeypatch: pytes
 
 def test_the_report_names_it_with_its_numbers(run: Run):
     name = run.kind.metric
-    page = text_of(report_on([run.path]).render())
+    markup = r"<pre>.*?</pre>|<style>.*?</style>|<[^>]*>"  # and the listing of settings
+    page = html.unescape(re.sub(markup, " ", report_on([run.path]).render(), flags=re.S))
     others = {"accuracy", "mae"} - {name}
     assert not [word for word in others if re.search(rf"\b{word}\b", page, re.IGNORECASE)]
     learned = {"accuracy": "accuracy and loss", "loss": "loss", "mae": "mae (lower is better) and loss"}

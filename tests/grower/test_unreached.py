@@ -35,19 +35,15 @@ def warned(record: list[warnings.WarningMessage]) -> list[str]:
     return [str(warning.message) for warning in record if UNREACHED in str(warning.message)]
 
 
-def compiled_before(host: nn.Module) -> nn.Module:
-    handle = torch.compile(host, backend="eager")
-    handle(make_data()[0])
-    return handle
-
-
 class Loop:
     """Training that reaches seeds or not; two steps per decision."""
 
     def __init__(self, cause: str = "", *, steps: int = 2, **options: Any) -> None:
         net = make_host()
         self.inputs, self.labels = make_data()
-        self.handle = compiled_before(net) if cause == "compiled" else None
+        self.handle = torch.compile(net, backend="eager") if cause == "compiled" else None
+        if self.handle is not None:
+            self.handle(self.inputs)  # compiled before anything grows
         self.model = esper.attach(net, {"0": ["mlp"], "2": ["lowrank"]}, self.inputs[:2])
         self.optimizer = torch.optim.AdamW(self.model.parameter_groups(lr=1e-2))
         settings: dict[str, Any] = {"controller": "all_at_start", "horizon": DECISIONS, "evaluate": validate, **options}

@@ -318,18 +318,13 @@ def test_host_values_can_be_loaded_while_growth_is_switched_off() -> None:
 # A grower notices when the model is trained or changed behind its back; averages go through all that it does.
 
 
-def with_another_optimizer(loop: Loop) -> None:
-    """Another optimizer of the same model, as a loop makes one to begin a new phase."""
-    loop.optimizer = torch.optim.AdamW(loop.model.parameter_groups(lr=1e-2))
-    loop.scheduler = torch.optim.lr_scheduler.ConstantLR(loop.optimizer)
-
-
 @pytest.mark.parametrize("when", [0, 3])
 def test_a_replaced_optimizer_is_refused_and_a_grower_with_the_new_one_goes_on(when: int) -> None:
     loop = Loop("all_at_start")
     for _ in range(when):
         loop.epoch()
-    with_another_optimizer(loop)
+    loop.optimizer = torch.optim.AdamW(loop.model.parameter_groups(lr=1e-2))  # as loops do in a new phase
+    loop.scheduler = torch.optim.lr_scheduler.ConstantLR(loop.optimizer)
     with pytest.raises(ConfigError, match="the grower's optimizer made no step, so another optimizer trains it"):
         loop.epoch()
     state = loop.grower.state_dict()

@@ -149,11 +149,6 @@ def test_a_cache_is_refused_while_attention_lives_and_its_absence_is_not() -> No
         model.host.generate(text(), max_new_tokens=2, do_sample=False)
 
 
-def ragged_padding(longest: int) -> Tensor:
-    """Bool ``[B, T]``: the first example has ``longest`` tokens, each later one two fewer."""
-    return torch.arange(TOKENS) >= (longest - 2 * torch.arange(EXAMPLES)).unsqueeze(1)
-
-
 @pytest.mark.parametrize("slot", [*TORCH.slots, "encoder", "encoder.layers.1.linear2"])
 @pytest.mark.parametrize("name", FREE)
 def test_plain_is_grown_at_real_positions(name: str, slot: str) -> None:
@@ -164,7 +159,8 @@ def test_plain_is_grown_at_real_positions(name: str, slot: str) -> None:
     fossilize(model, slot, name)
     plain = model.finalize()
     for training, gradient, longest in itertools.product([True, False], [True, False], [TOKENS, TOKENS - 1]):
-        arguments = {"tokens": numbers(), "padding": ragged_padding(longest)}
+        lengths = longest - 2 * torch.arange(EXAMPLES)
+        arguments = {"tokens": numbers(), "padding": torch.arange(TOKENS) >= lengths[:, None]}
         with torch.set_grad_enabled(gradient):
             returned, expected = (each.train(training)(**arguments) for each in (plain, model))
         torch.testing.assert_close(returned[~arguments["padding"]], expected[~arguments["padding"]])

@@ -60,13 +60,6 @@ def as_table(population: list[list[reference.Slot]]) -> SeedTable:
     return table
 
 
-def assert_tables_agree(table: SeedTable, expected: SeedTable) -> None:
-    for field in fields(SeedTable):
-        ours, theirs = getattr(table, field.name), getattr(expected, field.name)
-        assert ours.dtype == theirs.dtype, field.name
-        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-6, err_msg=field.name)
-
-
 @pytest.mark.parametrize("name", RULE_SETS)
 @pytest.mark.few(4)
 def test_tables_verdicts_and_transitions_agree(name: str) -> None:
@@ -90,7 +83,11 @@ def test_tables_verdicts_and_transitions_agree(name: str) -> None:
             reference.step(environment, row, chosen, rules)
 
         table, changes = result.table, result.transitions
-        assert_tables_agree(table, as_table(population))
+        expected = as_table(population)
+        for field in fields(SeedTable):
+            mine, other = getattr(table, field.name), getattr(expected, field.name)
+            assert mine.dtype == other.dtype, field.name
+            np.testing.assert_allclose(mine, other, rtol=0, atol=1e-6, err_msg=field.name)
         np.testing.assert_array_equal(result.gates.reason, reasons)
         columns = (changes.before, changes.after, changes.blueprint, changes.cause, changes.reason)
         ours = list(zip(changes.env.tolist(), changes.slot.tolist(), *(c.tolist() for c in columns), strict=True))
