@@ -42,7 +42,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import esper
-import esper.grower.branch
 import esper.rl
 from esper.grower.scores import Score
 
@@ -53,6 +52,7 @@ ADDRESSES = {
     "Metric": ("esper.grower:Metric",),
     "Constrained": ("esper.grower:Constrained",),
     "Refit": ("esper.grower:Refit",),
+    "branch": ("esper.grower.spending:branch", "esper.grower.branch:branch"),
     "Rules": ("esper:Rules", "esper.lifecycle.rules:Rules"),
 }
 """Where a class may be, the newest address first."""
@@ -612,9 +612,7 @@ def branch(quick: bool, folder: Path) -> Tree:
         problem = PROBLEMS[name]
         loop = Loop(problem, "heuristic", horizon=HORIZON, seed=1)
         first = loop.run(8)
-        rung = esper.grower.branch.branch(
-            loop.model, loop.optimizer, training_flops=2e7, counted_in=loop.grower.spending
-        )
+        rung = find_class("branch")(loop.model, loop.optimizer, training_flops=2e7, counted_in=loop.grower.spending)
         decay = torch.optim.lr_scheduler.LambdaLR(rung.optimizer, lambda _, spent=rung.spending: 1 - spent.share)
         losses: list[float] = []
         while rung.spending.share < 1:

@@ -13,8 +13,7 @@ from torch.optim.lr_scheduler import LambdaLR
 import esper
 from esper.control.rules import Planting, Schedule
 from esper.errors import ConfigError, SlotError
-from esper.grower.branch import branch
-from esper.grower.spending import Spending, warmup_stable_decay
+from esper.grower.spending import Spending, branch, warmup_stable_decay
 from factories import HELD, make_data, make_growing, validate
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import esper
-from esper.grower.example_means import ExampleMean, compute_difference_error
+from esper.grower.validation import ExampleMean, compute_difference_error
 from factories import Loop, make_data
 
 COUNT = 400

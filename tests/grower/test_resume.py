@@ -22,7 +22,7 @@ from esper.engine.gradients import GradientHealthSettings
 from esper.engine.observation import list_features
 from esper.errors import CheckpointError, ConfigError, EsperError, SlotError
 from esper.grower import Grower, GrowerConfig
-from esper.grower.evaluators import Criterion
+from esper.grower.evaluation import Criterion
 from esper.grower.scores import Score
 from esper.grower.state_dict import KEY, GrowthInStateDict, describe_structure, plant_structure
 from esper.lifecycle.actions import Blend, Op

@@ -17,8 +17,7 @@ from torch.utils.checkpoint import checkpoint
 import esper
 from esper.control.rules import Never
 from esper.errors import ConfigError
-from esper.grower.branch import branch
-from esper.grower.spending import Spending
+from esper.grower.spending import Spending, branch
 from esper.growth.model import GrowingModel
 from factories import Decomposed
 

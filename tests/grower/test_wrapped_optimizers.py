@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 import esper
 from esper.errors import ConfigError, SlotError
-from esper.grower.branch import branch
 from esper.grower.governor import ModelSnapshot
+from esper.grower.spending import branch
 from esper.growth.optimizers import unwrap_optimizer
 from factories import HELD, make_data, make_growing, packed, validate, with_evidence
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import esper
 import tiny_transformers
 from esper.errors import ExportError, SlotError
-from esper.grower.branch import branch
+from esper.grower.spending import branch
 from esper.growth.model import GrowingModel
 from esper.growth.seed import Seed
 

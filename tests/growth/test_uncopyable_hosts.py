@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import spectral_norm, weight_norm
 
-import esper.grower.branch
+import esper.grower.spending
 import esper.growth.export
 from esper.errors import EsperError, ExportError
 from esper.growth.model import GrowingModel
@@ -76,7 +76,7 @@ def export(model: GrowingModel, folder: Path) -> nn.Module:
 
 
 def branch(model: GrowingModel, _: Path) -> nn.Module:
-    return esper.grower.branch.branch(model, torch.optim.SGD(model.parameter_groups(lr=0.1))).model
+    return esper.grower.spending.branch(model, torch.optim.SGD(model.parameter_groups(lr=0.1))).model
 
 
 def copy_block(model: GrowingModel, _: Path) -> nn.Module:

@@ -3,7 +3,7 @@
 from esper.grower.callbacks import GrowerCallback, PrintDecisions, RunRecorder
 from esper.grower.config import GrowerConfig
 from esper.grower.decision import Decision, Ending
-from esper.grower.evaluators import Constrained, Metric, Refit
+from esper.grower.evaluation import Constrained, Metric, Refit
 from esper.grower.grower import Grower
 
 __all__ = [

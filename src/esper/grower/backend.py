@@ -18,11 +18,9 @@ from esper.engine.measurements import Evaluation, Measurement, TrainingReport
 from esper.engine.promises import Promises, PromiseSettings
 from esper.grower.config import GrowerConfig
 from esper.grower.distributed import Processes
-from esper.grower.evaluation import ModelMeasurement, compute_contributions, measure_model
-from esper.grower.evaluators import Criterion
-from esper.grower.governor import ModelSnapshot
+from esper.grower.evaluation import Criterion, ModelMeasurement, compute_contributions, measure_model
+from esper.grower.governor import LearningCheck, ModelSnapshot, OptimizerCheck
 from esper.grower.gradients import GradientRecorder
-from esper.grower.learning_check import LearningCheck, OptimizerCheck
 from esper.grower.network import GrowingNetwork
 from esper.grower.promise_recorder import PromiseRecorder
 from esper.grower.refit import ForkTrainer, SeedlessFork

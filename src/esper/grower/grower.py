@@ -39,8 +39,7 @@ from esper.grower.decision import (
     resolve_unfinished,
 )
 from esper.grower.distributed import Processes
-from esper.grower.evaluation import Evaluate, Number, store_contributions
-from esper.grower.evaluators import EVALUATE_ADVICE, read_criterion
+from esper.grower.evaluation import EVALUATE_ADVICE, Evaluate, Number, read_criterion, store_contributions
 from esper.grower.governor import describe_rollback, require_rollbacks_left
 from esper.grower.network import GrowingNetwork, ModelSpec
 from esper.grower.refit import Counterfactual, require_loss

@@ -48,7 +48,7 @@ from torch import Tensor
 from esper.config.arguments import Advice, NonNegativeFloat, describe_value, read_number
 from esper.engine.governor import skill
 from esper.errors import ConfigError
-from esper.grower.example_means import ExampleMean, compute_difference_error
+from esper.grower.validation import ExampleMean, compute_difference_error
 from esper.runs.metric import ACCURACY, LOSS, RunMetric
 from esper.serialization.state_files import from_plain
 
