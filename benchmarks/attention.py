@@ -15,7 +15,7 @@ from statistics import median
 
 import torch
 
-from esper.growth.blueprints.tokens import KEY, attend_by_example, attend_by_products
+from esper.growth.blueprints.mixing import KEY, attend_by_example, attend_by_products
 from esper.train.workers import prepare_process
 
 EXAMPLES = 32

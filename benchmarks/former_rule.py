@@ -15,7 +15,7 @@ import numpy as np
 from esper.control.controller import Actions, CandidateRating, SeedRating
 from esper.control.rules import ROUNDING, ActionBuilder, count_unfinished_seeds, keep_or_prune, rate_seeds
 from esper.engine.observation import FeatureReader, Observation
-from esper.engine.promises import PromiseSettings
+from esper.growth.promise import PromiseSettings
 from esper.lifecycle.actions import Op
 from esper.lifecycle.legality import ActionMasks
 

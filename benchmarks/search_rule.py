@@ -29,8 +29,8 @@ from rich.table import Table
 from esper.control.controller import Controller, get_promise_settings
 from esper.control.rules import LookRule, LookSettings, Never
 from esper.dash.output import print_line
-from esper.engine.promises import PromiseSettings
 from esper.errors import EsperError
+from esper.growth.promise import PromiseSettings
 from esper.lifecycle.rules import Rules
 from esper.numerics.arrays import Floats
 from esper.tasks.registry import GENERATED, get_suite

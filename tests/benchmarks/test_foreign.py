@@ -18,8 +18,8 @@ import esper
 from esper.control.controller import SeedRater, SeedRating
 from esper.control.rules import Never, rate_seeds
 from esper.engine.observation import FeatureReader
-from esper.engine.promises import PromiseSettings
 from esper.errors import ConfigError
+from esper.growth.promise import PromiseSettings
 
 pytestmark = pytest.mark.landing
 

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import esper
 from esper.control.rules import LookRule, LookSettings
 from esper.engine.observation import Observation
-from esper.engine.promises import PromiseSettings
+from esper.growth.promise import PromiseSettings
 from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.stages import BLENDED, make_stage_lookup
 from factories import SLOTS, make_data, make_host

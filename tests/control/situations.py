@@ -12,7 +12,7 @@ from torch import Tensor
 from esper.control.policy import OpPrior, Policy, PolicySettings
 from esper.engine.history import History
 from esper.engine.observation import FeatureInputs, FeatureReader, MaskTensors, Observation, ObservationSpec, observe
-from esper.engine.promises import PromiseRecord, PromiseSettings
+from esper.growth.promise import PromiseRecord, PromiseSettings
 from esper.lifecycle.actions import Head, Op, count_choices
 from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.rules import Rules

@@ -17,8 +17,8 @@ from esper.control.policy import Policy, PolicySettings
 from esper.control.rules import LookRule, LookSettings
 from esper.engine.config import EpisodeConfig
 from esper.engine.observation import FeatureReader, Observation, list_features
-from esper.engine.promises import PromiseSettings
 from esper.errors import CheckpointError, ConfigError
+from esper.growth.promise import PromiseSettings
 from esper.lifecycle.actions import ALPHA_TARGETS, RELEVANT, TEMPOS, Blend, Head, Op
 from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.rules import Rules

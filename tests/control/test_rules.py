@@ -25,8 +25,8 @@ from esper.control.rules import (
 )
 from esper.engine.config import EpisodeConfig
 from esper.engine.observation import Observation
-from esper.engine.promises import PromiseSettings
 from esper.errors import ConfigError
+from esper.growth.promise import PromiseSettings
 from esper.lifecycle.actions import ALPHA_TARGETS, Curve, Head, Op, make_action, make_wait_actions
 from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.rules import Isolation, Rules

@@ -14,8 +14,8 @@ from esper.engine.engine import GrowthEngine
 from esper.engine.governor import GovernorSettings
 from esper.engine.measurements import TrainingReport
 from esper.engine.observation import Observation
-from esper.engine.promises import PromiseSettings
 from esper.grower.backend import ModelTraining
+from esper.growth.promise import PromiseSettings
 from esper.lifecycle.transitions import Step
 from esper.numerics.arrays import Bools, Ints
 from esper.numerics.deferred import Deferred

@@ -10,8 +10,8 @@ from engine.cycles import CALM, CONFIG, CYCLES, Cycle
 from esper.engine import GrowthBackend, GrowthEngine
 from esper.engine.config import EpisodeConfig
 from esper.engine.governor import Trouble
-from esper.engine.promises import Promises
 from esper.errors import CheckpointError, IllegalActionError
+from esper.growth.promise import Promises
 from esper.lifecycle.actions import Head, Op, make_action, make_wait_actions
 from esper.lifecycle.stages import Stage
 from esper.numerics.arrays import Bools

@@ -19,8 +19,8 @@ from esper.engine.observation import (
     list_features,
     make_mask_tensors,
 )
-from esper.engine.promises import PromiseSettings
 from esper.growth.blueprints.registry import Family, get
+from esper.growth.promise import PromiseSettings
 from esper.growth.site import Layout
 from esper.lifecycle.actions import RELEVANT, Head, Op
 from esper.lifecycle.legality import legal_actions

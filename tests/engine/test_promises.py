@@ -6,8 +6,8 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from esper.engine.promises import PromiseRecord, PromiseSettings
 from esper.errors import CheckpointError
+from esper.growth.promise import PromiseRecord, PromiseSettings
 
 E, S, K = 3, 2, 4
 EVERYONE = np.ones(E, np.bool_)

@@ -11,8 +11,8 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import esper
 from esper import Grower, GrowingModel
-from esper.engine.promises import PromiseSettings
 from esper.growth.blueprints.units import Units
+from esper.growth.promise import PromiseSettings
 from factories import make_data, make_host, validate
 
 PLACES: Any = {("0", "1", "2"): ["units_8"], ("2", "3", "4"): ["units_8"]}

@@ -14,13 +14,13 @@ from torch.nn import functional as F
 import esper
 from esper import EpisodeConfig, Grower, GrowingModel
 from esper.control.rules import LookRule, LookSettings
-from esper.engine.promises import PromiseSettings
 from esper.errors import ConfigError
 from esper.grower.controllers import choose_controller
 from esper.grower.network import ModelSpec
 from esper.growth.blueprints import registry
 from esper.growth.blueprints.registry import Blueprint, Family
 from esper.growth.look import Look
+from esper.growth.promise import PromiseSettings
 from esper.growth.site import Layout, Site
 from factories import HELD, RINGS, WIDTH, Loop, make_data, make_growing, make_host, validate
 

@@ -11,8 +11,8 @@ from torch.nn import functional
 
 from esper import Decision
 from esper.control.rules import LookRule, LookSettings
-from esper.engine.promises import PromiseSettings
 from esper.errors import CheckpointError
+from esper.growth.promise import PromiseSettings
 from esper.lifecycle.actions import Op
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.transitions import Cause

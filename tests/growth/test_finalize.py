@@ -19,7 +19,7 @@ import esper
 from esper.errors import ConfigError, ExportError, SlotError
 from esper.growth.attach import attach
 from esper.growth.blueprints.registry import Blueprint, Family, get
-from esper.growth.fossils import trace_seed
+from esper.growth.finalize import trace_seed
 from esper.growth.model import GrowingModel
 from esper.growth.persist import load, save
 from esper.growth.seed import Seed

@@ -9,7 +9,7 @@ import torch
 
 from esper.control.rules import Uniform
 from esper.engine.config import EpisodeConfig
-from esper.engine.promises import PromiseSettings
+from esper.growth.promise import PromiseSettings
 from esper.lifecycle.rules import Isolation
 from esper.population.evaluation import evaluate
 from esper.population.learning import Batch, train

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from esper.engine.promises import Promises
+from esper.growth.promise import Promises
 from esper.lifecycle.rules import Isolation
 from esper.numerics.arrays import Bools
 from esper.population.learning import Batch

@@ -9,7 +9,7 @@ import torch
 from benchmarks.population import Work
 from esper.control.rules import Uniform
 from esper.engine.config import EpisodeConfig
-from esper.engine.promises import PromiseSettings
+from esper.growth.promise import PromiseSettings
 from esper.numerics import deferred
 from esper.numerics.arrays import Floats
 from esper.population.forward import select_committed

@@ -6,7 +6,7 @@ import torch
 
 from esper.engine.config import EpisodeConfig
 from esper.engine.observation import FeatureReader
-from esper.engine.promises import PromiseSettings
+from esper.growth.promise import PromiseSettings
 from esper.lifecycle.actions import Op, make_action, make_wait_actions
 from esper.numerics.random_streams import Stream, numpy_generator
 from esper.population.learning import Batch, draw_shuffled_order

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esper.engine.observation import Observation
-from esper.engine.promises import PromiseSettings
+from esper.growth.promise import PromiseSettings
 from esper.lifecycle.actions import Head
 from esper.lifecycle.legality import ActionMasks
 from esper.numerics.arrays import Bools, Floats, Ints

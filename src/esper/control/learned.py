@@ -18,8 +18,8 @@ from esper.control.policy.layers import NON_NEGATIVE
 from esper.control.policy.network import PolicyState
 from esper.control.rules import LookRule, LookSettings
 from esper.engine.observation import Observation, ObservationSpec, list_features, make_mask_tensors
-from esper.engine.promises import PromiseSettings
 from esper.errors import ConfigError, did_you_mean
+from esper.growth.promise import PromiseSettings
 from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.rules import Rules
 from esper.runs.run_directory import RunDirectory

@@ -17,8 +17,8 @@ from pydantic import Field
 from esper.config.settings import Settings
 from esper.control.controller import Actions, CandidateRating, SeedRating, UniformStreams
 from esper.engine.observation import LONGEST_PLATEAU, MOST_TRIES, FeatureReader, Observation
-from esper.engine.promises import PromiseSettings
 from esper.errors import ConfigError
+from esper.growth.promise import PromiseSettings
 from esper.lifecycle.actions import Head, Op, make_wait_actions
 from esper.lifecycle.legality import ActionMasks, canonicalise
 from esper.lifecycle.stages import LIVE

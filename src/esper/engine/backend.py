@@ -7,7 +7,7 @@ from typing import Protocol
 from esper.engine.governor import Restorable
 from esper.engine.measurements import Evaluation, Measurement, TrainingReport
 from esper.engine.observation import GrowingNetworks
-from esper.engine.promises import Promises
+from esper.growth.promise import Promises
 from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.table import Evidence
 from esper.lifecycle.transitions import Step

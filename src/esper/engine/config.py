@@ -9,7 +9,7 @@ from esper.config.settings import Settings
 from esper.engine.budget import Budget
 from esper.engine.governor import GovernorSettings
 from esper.engine.gradients import GradientHealthSettings
-from esper.engine.promises import PromiseSettings
+from esper.growth.promise import PromiseSettings
 from esper.lifecycle.table import SeedTable
 from esper.numerics.arrays import Bools, Floats, Ints
 

@@ -14,7 +14,7 @@ from esper.engine.gradients import update_gradient_evidence
 from esper.engine.history import History
 from esper.engine.measurements import Evaluation, Measurement, TrainingReport, update_evidence
 from esper.engine.observation import FeatureInputs, Observation, observe
-from esper.engine.promises import PromiseRecord, Promises
+from esper.growth.promise import PromiseRecord, Promises
 from esper.lifecycle.actions import make_wait_actions
 from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.stages import Stage

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from esper.engine.budget import Charge, Costs
 from esper.engine.history import LOOKBACK, History
-from esper.engine.promises import PromiseRecord, find_largest
 from esper.growth.blueprints.registry import Blueprint, Family
+from esper.growth.promise import PromiseRecord, find_largest
 from esper.growth.site import Layout
 from esper.lifecycle.actions import Op
 from esper.lifecycle.legality import ActionMasks

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 
 from esper.engine.measurements import Evaluation, Measurement, TrainingReport
-from esper.engine.promises import Promises, PromiseSettings
 from esper.grower.config import GrowerConfig
 from esper.grower.distributed import Processes
 from esper.grower.evaluation import Criterion, ModelMeasurement, compute_contributions, measure_model
@@ -27,6 +26,7 @@ from esper.grower.refit import ForkTrainer, SeedlessFork
 from esper.grower.scores import LOSS, ConstraintSet, Metrics, Scores
 from esper.grower.validation import Validation
 from esper.growth.model import GrowingModel
+from esper.growth.promise import Promises, PromiseSettings
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.transitions import Transitions
 from esper.numerics.arrays import Bools

@@ -24,10 +24,10 @@ from esper.control.rules import (
     Schedule,
     Uniform,
 )
-from esper.engine.promises import PromiseSettings
 from esper.errors import ConfigError, plural
 from esper.extras import require_extra
 from esper.grower.network import ModelSpec
+from esper.growth.promise import PromiseSettings
 from esper.lifecycle.rules import Rules
 
 HORIZON = 100

@@ -18,7 +18,6 @@ from esper.control.controller import Actions, CandidateRater, CandidateRating, S
 from esper.control.rules import ActionBuilder
 from esper.engine.engine import GrowthEngine
 from esper.engine.governor import Intervention
-from esper.engine.promises import Promises
 from esper.errors import CheckpointError, ConfigError, DivergedError
 from esper.grower.backend import ModelBackend, ModelEvaluation, ModelTraining
 from esper.grower.callbacks import GrowerCallback, PrintDecisions, RunRecorder
@@ -49,6 +48,7 @@ from esper.grower.validation import Validation
 from esper.growth.look import Look
 from esper.growth.model import MODEL_ADVICE, OPTIMIZER_ADVICE, GrowingModel, require_savable
 from esper.growth.optimizers import unwrap_optimizer
+from esper.growth.promise import Promises
 from esper.growth.tried import ModuleJudgement
 from esper.lifecycle.actions import Head, Op, make_wait_actions
 from esper.lifecycle.stages import Stage

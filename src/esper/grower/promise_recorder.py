@@ -18,12 +18,11 @@ import torch
 from torch import Tensor
 
 from esper.engine.budget import TRAINING_PASSES
-from esper.engine.promises import Promises
 from esper.errors import ConfigError, LookError
 from esper.growth.blueprints.registry import Blueprint, Context, LayerCall
 from esper.growth.look import Look, measure_promise, raise_precision
 from esper.growth.model import GrowingModel
-from esper.growth.promise import GRAM_BYTES, RecordedCall, record_call
+from esper.growth.promise import GRAM_BYTES, Promises, RecordedCall, record_call
 from esper.growth.slot import Slot
 from esper.numerics.arrays import Bools
 from esper.serialization.state_files import to_plain

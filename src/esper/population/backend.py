@@ -11,7 +11,7 @@ import torch
 
 from esper.engine.governor import skill
 from esper.engine.measurements import CommittedEvaluation, Evaluation, Measurement, TrainingReport
-from esper.engine.promises import Promises
+from esper.growth.promise import Promises
 from esper.lifecycle.transitions import Transitions
 from esper.numerics.arrays import Bools
 from esper.numerics.deferred import Deferred

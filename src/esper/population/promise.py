@@ -18,10 +18,10 @@ from torch.func import vmap
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from esper.engine.promises import Promises
 from esper.growth.blueprints.registry import Blueprint, Context
 from esper.growth.promise import (
     GradientBatch,
+    Promises,
     RecordedCall,
     compute_promise_from_gradients,
     differentiate_output,

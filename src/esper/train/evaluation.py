@@ -34,8 +34,8 @@ from esper.control.rules import (
 )
 from esper.engine.config import EpisodeConfig
 from esper.engine.observation import Observation
-from esper.engine.promises import PromiseSettings
 from esper.errors import RunError
+from esper.growth.promise import PromiseSettings
 from esper.lifecycle.rules import Rules
 from esper.numerics.devices import CPU, prepare_device
 from esper.population.forward import select_committed

@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from esper.config.settings import Settings
 from esper.control.advice import AdviceSettings
-from esper.engine.promises import PromiseSettings
+from esper.growth.promise import PromiseSettings
 from esper.lifecycle.actions import Head, Op, PerHead
 
 

@@ -3,7 +3,7 @@
 Importing this package registers the built-in ones.
 """
 
-from esper.growth.blueprints import blocks, channels, lora, spatial, tokens, units
+from esper.growth.blueprints import blocks, channels, lora, mixing, units
 from esper.growth.blueprints.registry import Blueprint, Family, for_site, get, names, register
 
 __all__ = [
@@ -14,9 +14,8 @@ __all__ = [
     "for_site",
     "get",
     "lora",
+    "mixing",
     "names",
     "register",
-    "spatial",
-    "tokens",
     "units",
 ]
