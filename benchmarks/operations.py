@@ -22,9 +22,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from esper.config.loading import load_settings
 from esper.control.rules import Uniform
-from esper.train.collect import sample_instances
 from esper.train.evaluation import make_evaluation_config
 from esper.train.settings import TrainSettings
+from esper.train.trainer import sample_instances
 from esper.train.workers import prepare_process
 
 LEAD = 8

@@ -33,9 +33,9 @@ from esper.config.loading import load_settings
 from esper.rl.ppo import PPO
 from esper.rl.rollout import concatenate_rollouts
 from esper.signals import raise_terminated
-from esper.train.collect import ShardResult, ShardTask, collect_rollout, create_policy
 from esper.train.ray_workers import RayWorkers
 from esper.train.settings import TrainSettings
+from esper.train.trainer import ShardResult, ShardTask, collect_rollout, create_policy
 from esper.train.workers import LocalWorkers, Workers
 
 RAY = Path(sys.executable).with_name("ray")

@@ -19,9 +19,9 @@ from statistics import median
 from esper.config.loading import load_settings
 from esper.rl.ppo import PPO
 from esper.rl.rollout import concatenate_rollouts
-from esper.train.collect import ShardResult, ShardTask, collect_rollout, create_policy
 from esper.train.ray_workers import RayWorkers
 from esper.train.settings import TrainSettings
+from esper.train.trainer import ShardResult, ShardTask, collect_rollout, create_policy
 
 
 def collected(workers: RayWorkers, settings: TrainSettings, iteration: int) -> tuple[float, list[ShardResult]]:

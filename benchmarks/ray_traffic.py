@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from esper.config.loading import load_settings
 from esper.tasks.registry import get_suite
-from esper.train.collect import ShardTask, collect_rollout, create_policy
 from esper.train.settings import TrainSettings
+from esper.train.trainer import ShardTask, collect_rollout, create_policy
 from esper.train.workers import Shared, prepare_process
 
 

@@ -36,11 +36,11 @@ from esper.runs.events import Event, StepTaken
 from esper.runs.reader import RunReader
 from esper.runs.store import RunStore, encode_events
 from esper.tasks.registry import get_suite
-from esper.train.collect import create_advisor, create_policy, run_policy, sample_instances
 from esper.train.evaluation import make_evaluation_config
 from esper.train.iteration import Iteration, compute_figures, record_iteration
 from esper.train.recorder import EpisodeRecorder
 from esper.train.settings import TrainSettings
+from esper.train.trainer import create_advisor, create_policy, run_policy, sample_instances
 from esper.train.workers import prepare_process
 
 AT_ONCE = 64

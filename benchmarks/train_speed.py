@@ -41,9 +41,9 @@ from esper.rl.rewards import RewardTracker
 from esper.rl.rollout import concatenate_rollouts
 from esper.runs.store import encode_events
 from esper.tasks.registry import get_suite
-from esper.train.collect import ShardTask, collect_rollout, create_advisor, create_policy, sample_instances
 from esper.train.evaluation import make_evaluation_config
 from esper.train.settings import TrainSettings
+from esper.train.trainer import ShardTask, collect_rollout, create_advisor, create_policy, sample_instances
 from esper.train.workers import Shared, prepare_process
 
 PARTS: Mapping[str, tuple[Callable[..., Any], ...]] = {

@@ -166,9 +166,9 @@ def test_every_row_of_the_lineage_has_a_defect_and_every_other_defect_a_room() -
 @pytest.mark.landing
 def test_a_defect_is_caught_by_a_test_that_fails_and_by_no_other() -> None:
     mutation = next(one for one in MUTATIONS if one.row == "D33")
-    named = ["tests/rl/test_diagnostics.py::test_no_more_updates_are_remembered_than_the_bound"]
+    named = ["tests/train/test_diagnostics.py::test_no_more_updates_are_remembered_than_the_bound"]
     assert find_catchers(mutation, named)[0] == ["no_more_updates_are_remembered_than_the_bound"]
-    harmless = Mutation("", "rl/diagnostics.py", '"""A sentence for a person."""', '"""A sentence."""', "D33")
+    harmless = Mutation("", "train/iteration.py", '"""A sentence for a person."""', '"""A sentence."""', "D33")
     assert find_catchers(harmless, named)[0] == []
 
 

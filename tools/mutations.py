@@ -406,7 +406,7 @@ MUTATIONS = (
     ),
     Mutation(
         "updates are remembered without end",
-        "rl/diagnostics.py",
+        "train/iteration.py",
         "(*history, update)[-HISTORY:]",
         "(*history, update)",
         "D33",
@@ -507,7 +507,7 @@ MUTATIONS = (
     ),
     Mutation(
         "errors of values are not discounted",
-        "rl/ppo.py",
+        "rl/rollout.py",
         "rewards + gamma * next_values - values, gamma * lam",
         "rewards + gamma * next_values - values, lam",
         rooms="rl",

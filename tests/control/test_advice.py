@@ -23,8 +23,7 @@ from esper.lifecycle.actions import ALPHA_TARGETS, RELEVANT, TEMPOS, Blend, Head
 from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.rules import Rules
 from esper.rl.episodes import Episodes
-from esper.rl.ppo import PPO
-from esper.rl.settings import PPOSettings
+from esper.rl.ppo import PPO, PPOSettings
 from esper.train.settings import TrainSettings
 from open_rules import open_rules
 from rl.short import SUITE, episodes, instances

@@ -27,10 +27,10 @@ from esper.dash.progress import (
 from esper.dash.reporter import ProgressReporter
 from esper.dash.stream import StoreFollower, stream_news
 from esper.errors import RunError
-from esper.rl.diagnostics import Anomaly
 from esper.runs.events import CheckpointWritten, RunResumed
 from esper.runs.reader import RunReader
 from esper.runs.store import RunStore
+from esper.train.iteration import Anomaly
 from lab.planted import ALARMS, FAMILIES, LEVELS, iteration
 from runs.slow import slow_reader
 

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 
 from esper.lifecycle.actions import Head
-from esper.rl.diagnostics import FIGURES, Alarm, Anomaly, Figures
+from esper.rl.ppo import FIGURES, Figures
 from esper.runs.events import RolledBack
-from esper.train.iteration import Iteration
+from esper.train.iteration import Alarm, Anomaly, Iteration
 
 EXPLODED = RolledBack(
     iteration=1,

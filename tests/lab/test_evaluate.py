@@ -226,7 +226,7 @@ def test_a_policy_is_advised_by_the_time_of_the_suite_that_it_plays(
         horizons.append(horizon)
         return LookRule(settings, horizon)
 
-    monkeypatch.setattr("esper.train.collect.LookRule", make_rule)
+    monkeypatch.setattr("esper.train.trainer.LookRule", make_rule)
     digits = get_suite("digits")
     with LocalWorkers(1) as workers:
         found = evaluate_by_name(str(tmp_path / "run"), digits, "heldout", 2, 0, workers)

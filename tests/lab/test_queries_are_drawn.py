@@ -29,10 +29,9 @@ from esper.lab.figures.grown import MOMENTS, grown_exhibits
 from esper.lab.figures.policies import LEARNING, health_figure
 from esper.lab.report import report_on
 from esper.lifecycle.stages import Stage
-from esper.rl.diagnostics import Anomaly
 from esper.runs.reader import RunReader
 from esper.runs.store import RunStore
-from esper.train.iteration import record_iteration
+from esper.train.iteration import Anomaly, record_iteration
 from factories import Loop
 from lab import planted
 from lab.figures_cases import grown, trained

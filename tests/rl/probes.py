@@ -11,10 +11,8 @@ from control.situations import NO_PRIOR
 from esper.control.policy import Policy, PolicySettings
 from esper.engine.observation import MaskTensors, Observation, ObservationSpec
 from esper.lifecycle.actions import Head, Op, count_choices
-from esper.rl.diagnostics import Figures
-from esper.rl.ppo import PPO
+from esper.rl.ppo import PPO, Figures, PPOSettings
 from esper.rl.rollout import Rollout, RolloutBuffer
-from esper.rl.settings import PPOSettings
 
 SPEC = ObservationSpec(globals=3, slots=2, blueprints=2)
 SIZES = PolicySettings(advice=None, hidden=32, width=16, op_prior=NO_PRIOR)

@@ -9,8 +9,15 @@ from torch import Tensor
 from esper.control.policy import Policy, PolicySettings
 from esper.engine.observation import Observation
 from esper.lifecycle.actions import Head, Op
-from esper.rl.ppo import PPO, discount_rewards, estimate_advantages, subtract_control_variate, subtract_group_mean
-from esper.rl.rollout import Rollout, RolloutBuffer
+from esper.rl.ppo import PPO
+from esper.rl.rollout import (
+    Rollout,
+    RolloutBuffer,
+    discount_rewards,
+    estimate_advantages,
+    subtract_control_variate,
+    subtract_group_mean,
+)
 from rl.probes import ENVIRONMENTS, SPEC, STEPS, blank_observation, ending_early, learner, only_ops, plain_ppo, rollouts
 
 PAID = torch.tensor([[1.0], [0.0], [2.0]])

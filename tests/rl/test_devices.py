@@ -17,8 +17,7 @@ from esper.population.population import Strategy
 from esper.population.shapley import attribute_networks
 from esper.population.snapshots import Snapshots, roll_back
 from esper.rl.episodes import CPU, Episodes
-from esper.rl.ppo import PPO
-from esper.rl.settings import PPOSettings
+from esper.rl.ppo import PPO, PPOSettings
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import Suite
 from reference_population import ReferencePopulation

@@ -17,6 +17,7 @@ from esper.engine.observation import MaskTensors, Observation
 from esper.lifecycle.actions import Head
 from esper.rl.ppo import (
     PPO,
+    PPOSettings,
     average_active_heads,
     average_per_head,
     compute_factored_surrogate,
@@ -26,7 +27,6 @@ from esper.rl.ppo import (
     measure_change,
 )
 from esper.rl.rollout import PPOBatch, select_environments, standardise_advantages
-from esper.rl.settings import PPOSettings
 from rl.probes import ENVIRONMENTS, STEPS, Noise, collect, ending_early, learner, plain_ppo, rollouts
 
 T, E = 6, 4

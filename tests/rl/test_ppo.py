@@ -13,9 +13,9 @@ from esper.engine.observation import MaskTensors, Observation
 from esper.errors import CheckpointError, ConfigError
 from esper.lifecycle.actions import Head, Op, PerHead
 from esper.lifecycle.rules import Rules
-from esper.rl.diagnostics import Anomaly, Figures, find_anomalies
-from esper.rl.ppo import KL_STOP, PPO
+from esper.rl.ppo import KL_STOP, PPO, Figures
 from esper.rl.rollout import select_steps
+from esper.train.iteration import Anomaly, find_anomalies
 from rl.probes import ENVIRONMENTS, SIZES, SPEC, STEPS, Noise, collect, learner, only_ops, plain_ppo, rollouts, same
 
 FLOORED = PolicySettings(advice=None, hidden=32, width=16, head_gain=1.0, probability_floor=PerHead.fill(0.1))

@@ -6,9 +6,9 @@ import torch
 from esper.control.policy import PolicySettings
 from esper.errors import ConfigError
 from esper.lifecycle.actions import Head
-from esper.rl.diagnostics import Anomaly, find_anomalies
 from esper.rl.ppo import PPO
 from esper.rl.rollout import standardise_advantages
+from esper.train.iteration import Anomaly, find_anomalies
 from rl.probes import learner, plain_ppo, rollouts
 
 HALVED = plain_ppo(bf16=True)

@@ -9,7 +9,7 @@ from esper.config.settings import Settings
 from esper.control.policy import PolicySettings
 from esper.errors import ConfigError
 from esper.lifecycle.actions import Head, Op, PerHead
-from esper.rl.settings import PPOSettings
+from esper.rl.ppo import PPOSettings
 
 PER_HEAD = [
     (model, name)

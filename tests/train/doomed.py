@@ -25,7 +25,7 @@ from esper.runs import database
 from esper.runs.store import RunStore
 from esper.serialization import checkpoints
 from esper.tasks.registry import register
-from esper.train import collect, results
+from esper.train import results, trainer
 from train.runs import ShortSuite
 
 # At import, so that workers, which import this module too, know the suite.
@@ -94,7 +94,7 @@ PLACES: dict[str, Callable[[int], None]] = {
     "making the store": before(database, "open_for_writing"),
     "in the store's schema": before(database, "closing"),
     "baselines": before(Heuristic, "act"),
-    "rollout": before(collect.RolloutBuffer, "add"),
+    "rollout": before(trainer.RolloutBuffer, "add"),
     "update": before(PolicyOptimizer, "step"),
     "probe": before(LearnedController, "act"),
     "store's flush": committing,

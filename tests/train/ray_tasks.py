@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from esper.rl.rollout import RolloutBuffer
-from esper.train.collect import ShardResult, ShardTask, collect_rollout
+from esper.train.trainer import ShardResult, ShardTask, collect_rollout
 from esper.train.workers import Shared
 from train.runs import short_suite
 

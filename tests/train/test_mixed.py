@@ -17,9 +17,8 @@ from esper.runs.reader import RunReader
 from esper.runs.run_directory import RunDirectory
 from esper.serialization.checkpoints import Checkpoints
 from esper.tasks.registry import get_suite
-from esper.train.collect import ShardTask, collect_rollout, create_policy
 from esper.train.settings import TrainSettings
-from esper.train.trainer import Trainer
+from esper.train.trainer import ShardTask, Trainer, collect_rollout, create_policy
 from esper.train.workers import Shared
 from train.runs import ignore, resumed, short_suite, started, tiny
 

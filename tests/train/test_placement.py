@@ -22,15 +22,7 @@ from esper.rl.episodes import CPU, Episodes
 from esper.rl.rollout import Rollout
 from esper.runs.run_directory import RunDirectory
 from esper.tasks.registry import get_suite
-from esper.train import collect, evaluation, trainer
-from esper.train.collect import (
-    ShardTask,
-    collect_rollout,
-    create_greedy_controller,
-    create_policy,
-    run_policy,
-    sample_instances,
-)
+from esper.train import evaluation, trainer
 from esper.train.evaluation import (
     EvaluationConfig,
     create_baselines,
@@ -40,6 +32,14 @@ from esper.train.evaluation import (
 )
 from esper.train.recorder import EpisodeRecorder
 from esper.train.settings import TrainSettings
+from esper.train.trainer import (
+    ShardTask,
+    collect_rollout,
+    create_greedy_controller,
+    create_policy,
+    run_policy,
+    sample_instances,
+)
 from esper.train.workers import Backend, Shared, require_devices
 from factories import iterate_arrays
 from rl.far_away import FAR, FarAway
@@ -168,7 +168,7 @@ def test_a_policy_elsewhere_makes_one_transfer_per_decision_and_its_rollout_come
 @pytest.fixture
 def pretended(monkeypatch: pytest.MonkeyPatch) -> None:
     """Device `meta` is there."""
-    for module in (collect, evaluation, trainer):
+    for module in (evaluation, trainer):
         monkeypatch.setattr(module, "prepare_device", lambda name, deterministic: torch.device(name))
     monkeypatch.setattr(trainer, "require_devices", lambda names, workers: None)
     monkeypatch.setattr("os.cpu_count", lambda: 1)
@@ -274,7 +274,7 @@ def test_every_task_prepares_its_device(deterministic: bool, monkeypatch: pytest
         prepared.append((name, deterministic))
         return CPU
 
-    for module in (collect, evaluation, trainer):
+    for module in (evaluation, trainer):
         monkeypatch.setattr(module, "prepare_device", prepare)
     settings = tiny("devices=cuda", f"deterministic={str(deterministic).lower()}")
     list(compute_tasks(settings))

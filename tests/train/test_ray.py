@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from esper.errors import RunError
-from esper.train.collect import ShardTask, create_policy
+from esper.train.trainer import ShardTask, create_policy
 from esper.train.workers import Backend, LocalWorkers, Workers
 from train.ray_tasks import (
     Doomed,

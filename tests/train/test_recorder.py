@@ -30,11 +30,11 @@ from esper.runs.events import (
 )
 from esper.tasks import registry
 from esper.tasks.registry import get_suite, suite_names
-from esper.train.collect import ShardResult, ShardTask, collect_rollout, create_policy, sample_instances
 from esper.train.evaluation import create_baselines, load_baseline_settings
 from esper.train.recorder import EpisodeRecorder, record_interactions
 from esper.train.results import KeptPair, SeedShapley, SeedValue
 from esper.train.settings import TrainSettings
+from esper.train.trainer import ShardResult, ShardTask, collect_rollout, create_policy, sample_instances
 from esper.train.workers import Shared
 from train.runs import short_suite, started, tiny
 from train.test_rollbacks import WildSuite

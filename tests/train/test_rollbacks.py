@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from esper.errors import CheckpointError, DivergedError
-from esper.rl.diagnostics import HISTORY, SKIPPED_RATE
 from esper.runs.events import AnomalyRaised, MinibatchRecorded, PPOUpdated, RolledBack
 from esper.runs.reader import RunReader
 from esper.runs.run_directory import RunDirectory
 from esper.tasks import registry
 from esper.tasks.instance import Instance
-from esper.train.collect import sample_instances
-from esper.train.iteration import Iteration, history_from_state, history_to_state
+from esper.train.iteration import SKIPPED_RATE, Iteration, history_from_state, history_to_state
+from esper.train.settings import HISTORY
+from esper.train.trainer import sample_instances
 from lab.planted import UPDATE
 from train.runs import ShortSuite, ignore, resumed, started, tiny
 

@@ -18,7 +18,7 @@ from esper.runs.run_directory import RunDirectory
 from esper.serialization import checkpoints
 from esper.serialization.checkpoints import Checkpoints
 from esper.signals import Interrupts, Terminated
-from esper.train import collect
+from esper.train import trainer
 from train.runs import (
     ENVIRONMENT,
     Launcher,
@@ -82,7 +82,7 @@ def test_handlers_are_put_back():
 
 
 PLACES = {
-    "rollout": (collect.RolloutBuffer, "add", 20, 2),  # in the third iteration; there are 8 steps in each
+    "rollout": (trainer.RolloutBuffer, "add", 20, 2),  # in the third iteration; there are 8 steps in each
     "update": (PolicyOptimizer, "step", 1, 1),
     "update before a probe": (PolicyOptimizer, "step", 6, 1),
     "probe": (LearnedController, "act", 3, 1),

@@ -31,11 +31,10 @@ from esper.runs.reader import RunReader
 from esper.runs.run_directory import RunDirectory
 from esper.serialization.checkpoints import Checkpoints
 from esper.tasks.registry import get_suite
-from esper.train.collect import create_greedy_controller
 from esper.train.evaluation import evaluate_controllers, make_evaluation_config
 from esper.train.iteration import Iteration
 from esper.train.settings import TrainSettings
-from esper.train.trainer import Trainer
+from esper.train.trainer import Trainer, create_greedy_controller
 from esper.train.workers import LocalWorkers
 from train.runs import TINY, assert_same_end, at, figures, ignore, resumed, short_suite, started, tiny
 

@@ -21,9 +21,8 @@ from rich.text import Text
 from esper.dash.formats import duration, percent, score
 from esper.dash.output import LABEL_STYLE, POLICY, POLICY_STYLE, print_line, score_table, sparkline
 from esper.dash.reporter import report_progress
-from esper.rl.diagnostics import Alarm
 from esper.serialization.state_files import strip_prefix
-from esper.train.iteration import BY_FAMILY, KEPT, OPERATIONS, UPDATE, Iteration
+from esper.train.iteration import BY_FAMILY, KEPT, OPERATIONS, UPDATE, Alarm, Iteration
 
 SMOOTHING = 5
 """Iterations over which J is averaged, in terminal, report and figures."""

@@ -31,7 +31,6 @@ from esper.serialization.checkpoints import Checkpoints
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import Split, Suite
-from esper.train.collect import create_greedy_controller
 from esper.train.evaluation import (
     CohortTask,
     EvaluationConfig,
@@ -48,6 +47,7 @@ from esper.train.evaluation import (
 from esper.train.recorder import EpisodeLog, stack_actions
 from esper.train.results import SPLITS, Result, SeedShapley, read_evaluation, read_json, select_split, write_results
 from esper.train.settings import TrainSettings
+from esper.train.trainer import create_greedy_controller
 from esper.train.workers import Workers
 
 _STAGES = {stage.name.lower() for stage in Stage}

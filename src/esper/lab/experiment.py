@@ -45,7 +45,6 @@ from esper.runs.run_directory import RunDirectory, hold_lock
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import Suite
-from esper.train.collect import check_start_policy
 from esper.train.evaluation import (
     EvaluationConfig,
     EvaluationResult,
@@ -58,7 +57,7 @@ from esper.train.iteration import Iteration, summarise_run
 from esper.train.recorder import stack_actions
 from esper.train.results import Arm, ArmResults, Result, cache_key, load_or_compute, read_arm
 from esper.train.settings import TrainSettings
-from esper.train.trainer import train_controller
+from esper.train.trainer import check_start_policy, train_controller
 from esper.train.workers import LOCAL, Backend, Workers
 
 ARMS = "arms"

@@ -21,8 +21,8 @@ import gymnasium  # noqa: E402
 if TYPE_CHECKING:
     from esper.engine.config import EpisodeConfig
     from esper.rl.gym import GrowthEnv, GrowthSettings, GrowthVectorEnv, make_vector
+    from esper.rl.ppo import PPOSettings
     from esper.rl.rewards import MODES, RewardInputs, RewardMode, RewardSettings, RewardState, register_reward
-    from esper.rl.settings import PPOSettings
 
 ENVIRONMENT = "esper/Growth-v0"
 """The environment's name in Gymnasium."""
@@ -43,7 +43,7 @@ __all__ = [
     "register_reward",
 ]
 
-_MODULES = ("esper.engine.config", "esper.rl.settings", "esper.rl.rewards", "esper.rl.gym")
+_MODULES = ("esper.engine.config", "esper.rl.ppo", "esper.rl.rewards", "esper.rl.gym")
 """Where the names of `__all__` are defined."""
 
 gymnasium.register(

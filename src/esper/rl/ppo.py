@@ -9,28 +9,32 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
-from typing import cast
+from typing import Literal, cast
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
+from esper.config.settings import LARGEST_COUNT, MOST_AT_ONCE, Settings
 from esper.control.policy import Policy
 from esper.control.policy.layers import NON_NEGATIVE
 from esper.errors import CheckpointError, ConfigError, plural
-from esper.lifecycle.actions import Head
+from esper.lifecycle.actions import Head, PerHead
 from esper.numerics.arrays import merge_arrays
 from esper.numerics.random_streams import torch_generator
-from esper.rl.diagnostics import Figures
 from esper.rl.rollout import (
     SMALLEST,
     PPOBatch,
     Rollout,
+    discount_rewards,
+    estimate_advantages,
     select_environments,
     select_running,
     select_steps,
     standardise_advantages,
+    subtract_control_variate,
+    subtract_group_mean,
 )
-from esper.rl.settings import PPOSettings
 from esper.serialization.state_files import require_in_range, strip_prefix
 
 KL_STOP = 1.5
@@ -46,58 +50,149 @@ LONGEST_NAME = 80
 """Characters of a tensor's name in messages: names from a file may be of any length."""
 
 
-# Advantages: how much better a step turned out than expected, less what does not depend on the action.
+# Hyperparameters, and the figures of an update.
 
 
-def estimate_advantages(
-    rewards: Tensor, values: Tensor, final_values: Tensor, running: Tensor, gamma: float, lam: float
-) -> Tensor:
-    """Generalised advantage estimates ``[T, E]`` (Schulman et al., 2016) of aligned episodes.
+class PPOSettings(Settings):
+    """Hyperparameters of PPO. Schedules are linear in the progress of training, from 0 to 1.
 
-    A_t = sum_k (gamma lam)^k d_{t+k} with d_t = r_t + gamma V_{t+1} - V_t, where V_T is ``final_values`` ``[E]``: 0
-    where the episode terminated, the value of the state after the last step where it was cut. ``rewards`` and
-    ``values`` are ``[T, E]``. After an episode's end, where ``running``, bool ``[T, E]``, is False, rewards, values and
-    advantages are 0.
+    The defaults suit few, noisy episodes: each rollout is used until the KL limit, which usually stops an update before
+    its last epoch.
     """
-    rewards, values = rewards * running, values * running
-    final_values = final_values * running[-1]
-    next_values = torch.cat((values[1:], final_values[None]))
-    return discount_rewards(rewards + gamma * next_values - values, gamma * lam)
+
+    # Returns and advantages
+    gamma: float = Field(default=1.0, gt=0, le=1)
+    """Discount per step. Values below 1 weaken rewards at the end of long episodes: .99 leaves .22 after 150 steps."""
+
+    gae_lambda: float = Field(default=0.98, ge=0, le=1)
+    """Lambda of generalised advantage estimation: 0 relies on the value function, 1 on the observed rewards."""
+
+    group: int = Field(default=8, ge=1, le=MOST_AT_ONCE)
+    """Number of consecutive environments that share an instance. Advantages are relative to the others of the group. 1:
+    off. It must divide the number of environments."""
+
+    no_growth_baseline: bool = False
+    """Run one more network per group that never grows, and subtract its rewards from those of the group. These networks
+    cost computation, are not trained on, and count only in `environment_steps`. In groups of several environments,
+    advantages already subtract the mean of the others, so there it only helps the value function."""
+
+    normalise_advantages: bool = True
+    """Standardise advantages over the rollout."""
+
+    # The update: its epochs and minibatches, and how it is computed
+    epochs: int = Field(default=8, ge=1, le=100)
+    """Passes over each rollout."""
+
+    minibatches: int = Field(default=4, ge=1, le=MOST_AT_ONCE)
+    """Optimizer steps per pass, each on whole episodes of a part of the environments."""
+
+    chunk: int | None = Field(default=None, ge=1, le=LARGEST_COUNT)
+    """Steps of truncated backpropagation through time, to limit memory. The loss is still that of whole episodes.
+    null: all steps."""
+
+    compile: bool = False
+    """Compile the policy for updates with torch.compile. It needs a C++ compiler and takes a minute or two at the first
+    update, which runs of usual length on a CPU do not recover. Acting and checkpoints are not affected."""
+
+    bf16: bool = False
+    """Use bfloat16 in matrix products of the update, except in the LSTM. Requires a policy on a CUDA device.
+    Probabilities, losses and weights stay in float32."""
+
+    # The loss
+    surrogate: Literal["joint", "factored"] = "factored"
+    """Surrogate objective, where A is the advantage, r a probability ratio, and c(r) the smaller of r A and clip(r) A.
+    `joint`: (1 / N) sum_t c(r_t) over all N steps, with the ratio of the whole action; a head with a choice in n steps
+    learns n / N times as fast as one that always has a choice. `factored`: sum_h (1 / n_h) sum_t c(r_th), with the
+    ratio of each head over the n_h steps in which it had a choice; all heads learn equally fast. They are equal if a
+    single head has a choice, in every step."""
+
+    clip: float = Field(default=0.2, gt=0, lt=1)
+    """Probability ratios are clipped to 1 - clip .. 1 + clip."""
+
+    target_kl: float = Field(default=0.03, gt=0)
+    """An update stops before a minibatch whose KL divergence from the acting policy exceeds 1.5 times this."""
+
+    value_weight: float = Field(default=0.5, ge=0)
+    """Weight of the value loss, in units of the variance of returns."""
+
+    entropy_start: PerHead = PerHead.fill(0.02)
+    """Weight of each head's mean normalised entropy at the start of training: one number for all heads, or a mapping
+    from heads to numbers."""
+
+    entropy_floor: PerHead = PerHead.fill(0.005)
+    """Weight of each head's entropy after annealing."""
+
+    entropy_anneal: float = Field(default=0.7, gt=0, le=1)
+    """Fraction of training during which entropy weights fall to their floors."""
+
+    # The optimizer
+    learning_rate: float = Field(default=3e-3, gt=0, le=1)
+    """AdamW's step size at the start of training."""
+
+    final_learning_rate: float = Field(default=5e-4, gt=0, le=1)
+    """AdamW's step size at the end; equal to `learning_rate` for a constant one."""
+
+    adam_betas: tuple[float, float] = (0.9, 0.999)
+    """Decay of AdamW's moments."""
+
+    adam_epsilon: float = Field(default=1e-5, gt=0)
+    """AdamW's denominator offset."""
+
+    value_weight_decay: float = Field(default=1e-4, ge=0)
+    """Decoupled weight decay of the value head alone; parameters of the actor are never decayed."""
+
+    max_gradient_norm: float = Field(default=0.5, gt=0)
+    """The gradient over all parameters is scaled down to this norm."""
+
+    # Anomalies
+    on_anomaly: Literal["record", "skip", "stop"] = "record"
+    """Reaction to an anomaly in an update. `record`: only record it. `skip`: undo an update that was not finite, moved
+    the policy too far or was almost entirely clipped, and halve the learning rate from then on. `stop`: save the
+    iteration and end the run with an error; it can be resumed."""
+
+    def entropy_weights(self, progress: float) -> tuple[float, ...]:
+        """The weight of each head's entropy at this progress, in the order of `Head`."""
+        ends = zip(self.entropy_start.by_head, self.entropy_floor.by_head, strict=True)
+        return tuple(_interpolate(start, floor, progress / self.entropy_anneal) for start, floor in ends)
+
+    def learning_rate_at(self, progress: float) -> float:
+        """The step size at this progress."""
+        return _interpolate(self.learning_rate, self.final_learning_rate, progress)
 
 
-def discount_rewards(rewards: Tensor, gamma: float) -> Tensor:
-    """The discounted sum ``[T, E]`` of the rewards ``[T, E]`` from each step on."""
-    returns = torch.empty_like(rewards)
-    next_return = torch.zeros_like(rewards[0])
-    for step in reversed(range(len(rewards))):
-        next_return = rewards[step] + gamma * next_return
-        returns[step] = next_return
-    return returns
+def _interpolate(start: float, end: float, fraction: float) -> float:
+    share = min(max(fraction, 0.0), 1.0)
+    return start * (1.0 - share) + end * share  # exact at both ends
 
 
-def subtract_group_mean(advantages: Tensor, group: int) -> Tensor:
-    """Subtract from each environment's advantage ``[T, E]`` the mean of the others in its group, step by step.
-
-    Environments i*group .. (i+1)*group - 1 work on the same instance, so the others' mean estimates what this instance
-    is worth under the policy. It does not depend on the environment's own actions, so it adds no bias.
-    ``group`` is at least 2 and divides E.
-    """
-    grouped = advantages.reshape(advantages.shape[0], -1, group)
-    mean_of_others = (grouped.sum(-1, keepdim=True) - grouped) / (group - 1)
-    return (grouped - mean_of_others).reshape(advantages.shape)
-
-
-def subtract_control_variate(rewards: Tensor, control_variate: Tensor, running: Tensor, gamma: float) -> Tensor:
-    """Rewards ``[T, E]`` less those of the no-growth baseline, ``[T, E]``: a network that waits on the same instance.
-
-    The baseline's rewards do not depend on the policy's actions. So every return is reduced by a number that the
-    actions cannot change, a baseline (Williams, 1992) that leaves the policy gradient unbiased and removes the variance
-    that both share: a control variate (Greensmith, Bartlett and Baxter, 2004). This holds for episodes that end early
-    too, where ``running``, bool ``[T, E]``, turns False: all later rewards of the baseline count at the last step.
-    Otherwise it would pay to end while the baseline still earns.
-    """
-    continues = torch.cat((running[1:], torch.zeros_like(running[:1])))
-    return rewards - torch.where(continues, control_variate, discount_rewards(control_variate, gamma))
+Figures = Mapping[str, float]
+"""The figures of one PPO update by the names of `FIGURES`; those of a head or module as ``name/head``."""
+FIGURES: Mapping[str, str] = {
+    "policy_loss": "the clipped surrogate",
+    "value_loss": "half the squared error of values, in units of the returns' variance",
+    "entropy": "mean normalised entropy of the heads that had a choice, 0 to 1",
+    "kl": "largest k3 estimate of the KL divergence from the acting policy",
+    "clip_fraction": "fraction of decisions whose probability ratio left the clip range",
+    "gradient_norm": "norm of the gradient of all parameters, before clipping",
+    "first_ratio_deviation": "largest |ratio - 1| before the first optimizer step: rounding, "
+    "unless acting and learning disagree",
+    "explained_variance": "how well the acting policy's values predict returns: 1 is perfect, 0 a constant",
+    "return_mean": "mean of the returns as they were paid, before a no-growth baseline is subtracted",
+    "return_deviation": "their standard deviation",
+    "advantage_deviation": "standard deviation of advantages, before standardising",
+    "learning_rate": "learning rate of the optimizer",
+    "rate_scale": "its factor, below 1 if earlier updates were skipped",
+    "optimizer_steps": "number of optimizer steps",
+    "stopped_early": "1: the KL divergence ended the update before its last epoch",
+    "finite": "0: a loss or gradient was not finite; the update ended there, without that step and new statistics",
+    "skipped": "1: the update was undone because of an anomaly (`PPOSettings.on_anomaly`)",
+    "head_entropy": "entropy of a head over the decisions in which it had a choice; 0 if it never had one",
+    "head_entropy_weight": "weight of a head's entropy in the mean over heads",
+    "head_share": "fraction of decisions in which a head had a choice",
+    "head_clip_fraction": "fraction of these whose own probability ratio left the clip range",
+    "module_gradient_norm": "norm of the gradient of encoder, lstm, value, or a head's own parameters",
+}
+"""What each figure of an update means. Means are over its minibatches, before their optimizer step."""
 
 
 # Terms of the loss. Means are over ``count`` decisions, or over ``occurrences`` per head. These may be more than are in

@@ -313,7 +313,7 @@ class EpisodeEnded(NetworkEvent):
 
 @register_event("ppo_updated", version=3)
 class PPOUpdated(Event):
-    """The policy was updated; `metrics` are its figures, by the names of `esper.rl.diagnostics.FIGURES`."""
+    """The policy was updated; `metrics` are its figures, by the names of `esper.rl.ppo.FIGURES`."""
 
     optimizer_steps: int
     stopped_early: bool

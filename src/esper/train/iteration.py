@@ -1,24 +1,26 @@
-"""The figures of a training iteration: computing, storing and summarising them."""
+"""The figures of a training iteration: computing, checking, storing and summarising them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from enum import StrEnum
+from typing import Any, NamedTuple
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from esper.errors import CheckpointError
-from esper.rl.diagnostics import FIGURES, HISTORY, Alarm, Figures, UpdateHistory
+from esper.rl.ppo import FIGURES, Figures
 from esper.rl.rewards import assign_rewards, name_rewards
 from esper.runs.events import AnomalyRaised, InteractionsMeasured, MinibatchRecorded, PolicyProbed, PPOUpdated
 from esper.runs.reader import RunReader
 from esper.runs.store import RunStore
 from esper.serialization.state_files import strip_prefix
 from esper.tasks.registry import get_suite
-from esper.train.collect import ShardResult
-from esper.train.settings import TrainSettings
+from esper.train.recorder import EpisodeLog
+from esper.train.settings import HISTORY, TrainSettings
 
 LEVELS = "baseline_levels"
 """Key of the run metadata with the mean score of each baseline on the probe instances."""
@@ -26,6 +28,178 @@ BY_FAMILY, BY_REWARD, KEPT, OPERATIONS, UPDATE = "objective/", "objective_by_rew
 """Prefixes of the names of figures: J by family and by reward, shares by slot and operation, figures of the update."""
 RECENT = 10
 """Number of last iterations over which the final objective is averaged."""
+
+
+# Anomalies of updates, and the response to them
+
+UpdateHistory = tuple[Figures, ...]
+"""The last `HISTORY` updates at most, the newest last."""
+
+
+def extend_history(history: UpdateHistory, update: Figures) -> UpdateHistory:
+    """The history with one more update."""
+    return (*history, update)[-HISTORY:]
+
+
+class Anomaly(StrEnum):
+    """A sign of an unhealthy update."""
+
+    NON_FINITE = "non-finite"
+    RATIO = "ratio"
+    KL = "kl"
+    CLIPPED = "clipped"
+    GRADIENT = "gradient"
+    ENTROPY = "entropy"
+    ENTROPY_FALL = "entropy fall"
+    STARVED = "starved"
+    SHORT_UPDATES = "short updates"
+    EXPLAINED_VARIANCE = "explained variance"
+
+    @property
+    def meaning(self) -> str:
+        """A sentence for a person."""
+        return _MEANINGS[self]
+
+    @property
+    def harms(self) -> bool:
+        """Whether the update caused the anomaly, so that undoing it helps; other anomalies describe the policy."""
+        return self in _HARMFUL
+
+
+_MEANINGS = {
+    Anomaly.NON_FINITE: "a loss or gradient was not finite, the update was abandoned",
+    Anomaly.RATIO: "the policy that learns differs from the one that acted before its first step",
+    Anomaly.KL: "one optimizer step moved the policy far beyond the target",
+    Anomaly.CLIPPED: "nearly all probability ratios left the clip range: lower the learning rate",
+    Anomaly.GRADIENT: "the head had choices, but no gradient: it does not learn",
+    Anomaly.ENTROPY: "the choice has become nearly certain: the policy may have stopped exploring",
+    Anomaly.ENTROPY_FALL: "the choice has quickly become more certain: the policy may stop exploring",
+    Anomaly.STARVED: "the head hardly had a choice any more: it cannot learn",
+    Anomaly.SHORT_UPDATES: "one optimizer step after the other is too long for target_kl: lower the learning rate",
+    Anomaly.EXPLAINED_VARIANCE: "the value function predicts worse than a constant",
+}
+_HARMFUL = frozenset({Anomaly.NON_FINITE, Anomaly.RATIO, Anomaly.KL, Anomaly.CLIPPED})
+
+
+@dataclass(frozen=True)
+class _Thresholds:
+    """The bounds of metrics and of their trends over the remembered updates; a value out of bounds is an anomaly.
+
+    Bounds for heads apply to every head, in the updates in which it had a choice.
+    """
+
+    ratio_deviation: float = 1e-4
+    """Upper bound of the first ratio's deviation; rounding stays below 1e-5."""
+    kl_targets: float = 5.0
+    """Upper bound of the KL divergence, in multiples of its target."""
+    head_clip_fraction: float = 0.9
+    """Upper bound of a head's clip fraction; heads of healthy runs reach .45."""
+    head_gradient: float = 1e-9
+    """Lower bound of a head's gradient norm; heads of healthy runs have .004 and more."""
+    head_entropy: float = 0.02
+    """Lower bound of a head's normalised entropy."""
+    head_entropy_kept: float = 0.5
+    """Lower bound of a head's entropy over the largest remembered one; healthy runs kept 0.75 and more."""
+    head_share: float = 0.001
+    """Lower bound of the share of steps in which a head has a choice, once it had one in some remembered update."""
+    short_updates: int = 3
+    """Updates in a row that the KL divergence ends after at most `short_steps`."""
+    short_steps: int = 1
+    """Optimizer steps of a short update."""
+    explained_variance: float = -0.5
+    """Lower bound of the explained variance."""
+
+
+THRESHOLDS = _Thresholds()
+
+
+class Alarm(NamedTuple):
+    """A figure of an update that is beyond its bound."""
+
+    anomaly: Anomaly
+    figure: str
+    """Its name, from `FIGURES`."""
+    value: float
+    bound: float
+    head: str | None = None
+    """The affected head of the policy; None: the whole update."""
+
+    @property
+    def label(self) -> str:
+        """The anomaly and its head."""
+        return f"{self.anomaly} of {self.head}" if self.head else str(self.anomaly)
+
+    def describe(self) -> str:
+        """A sentence with the figure and its bound."""
+        return f"{self.anomaly.meaning} ({self.figure} is {self.value:.3g}, the bound {self.bound:.3g})"
+
+
+def find_anomalies(history: UpdateHistory, target_kl: float) -> tuple[Alarm, ...]:
+    """The anomalies of the newest update of the ``history``, in the order of `Anomaly`, then of heads."""
+    update, limits = history[-1], THRESHOLDS
+    alarms: list[Alarm] = []
+
+    def require_at_most(bound: float, anomaly: Anomaly, figure: str, head: str | None = None) -> None:
+        if update[figure] > bound:
+            alarms.append(Alarm(anomaly, figure, update[figure], bound, head))
+
+    def require_at_least(bound: float, anomaly: Anomaly, figure: str, head: str | None = None) -> None:
+        if update[figure] < bound:
+            alarms.append(Alarm(anomaly, figure, update[figure], bound, head))
+
+    # The update as a whole.
+    require_at_least(1.0, Anomaly.NON_FINITE, "finite")
+    unbounded = [name for name, number in update.items() if not math.isfinite(number)]
+    if update["finite"] and unbounded:
+        alarms.append(Alarm(Anomaly.NON_FINITE, unbounded[0], update[unbounded[0]], math.inf))
+    require_at_most(limits.ratio_deviation, Anomaly.RATIO, "first_ratio_deviation")
+    require_at_most(limits.kl_targets * target_kl, Anomaly.KL, "kl")
+    require_at_least(limits.explained_variance, Anomaly.EXPLAINED_VARIANCE, "explained_variance")
+    # One short update is chance; several in a row mean that the step size is too large.
+    recent = history[-limits.short_updates :]
+    if len(recent) == limits.short_updates and all(
+        one["stopped_early"] and one["optimizer_steps"] <= limits.short_steps for one in recent
+    ):
+        alarms.append(Alarm(Anomaly.SHORT_UPDATES, "optimizer_steps", update["optimizer_steps"], limits.short_steps))
+
+    # Each head, by the same bounds, over the updates in which it had a choice.
+    for name, share in update.items():
+        figure, _, head = name.partition("/")
+        if figure != "head_share":
+            continue
+        entropies = [one[f"head_entropy/{head}"] for one in history if one[name] > 0]
+        if not entropies:
+            continue
+        require_at_least(limits.head_share, Anomaly.STARVED, name, head)
+        if share > 0:
+            require_at_most(limits.head_clip_fraction, Anomaly.CLIPPED, f"head_clip_fraction/{head}", head)
+            if update["optimizer_steps"]:  # gradients are measured only where the update came to a step
+                require_at_least(limits.head_gradient, Anomaly.GRADIENT, f"module_gradient_norm/{head}", head)
+            require_at_least(limits.head_entropy, Anomaly.ENTROPY, f"head_entropy/{head}", head)
+            kept = limits.head_entropy_kept * max(entropies)
+            require_at_least(kept, Anomaly.ENTROPY_FALL, f"head_entropy/{head}", head)
+    order = list(Anomaly)
+    return tuple(sorted(alarms, key=lambda alarm: order.index(alarm.anomaly)))
+
+
+def was_alarmed(history: UpdateHistory, target_kl: float, updates: int) -> bool:
+    """Whether one of the last ``updates`` of the ``history``, at most `HISTORY`, had an anomaly."""
+    ends = range(len(history), max(len(history) - updates, 0), -1)
+    return any(find_anomalies(history[:end], target_kl) for end in ends)
+
+
+SKIPPED_RATE = 0.5
+"""The learning rate is multiplied by this after each update that is skipped."""
+
+
+def scale_rate(history: UpdateHistory) -> float:
+    """Factor of the learning rate of the next update."""
+    if not history:
+        return 1.0
+    return history[-1]["rate_scale"] * (SKIPPED_RATE if history[-1]["skipped"] else 1.0)
+
+
+# An iteration
 
 
 @dataclass(frozen=True)
@@ -48,15 +222,19 @@ class Iteration:
 
 
 def compute_figures(
-    settings: TrainSettings, shards: Sequence[ShardResult], update: Figures, probe_score: float | None, seconds: float
+    settings: TrainSettings,
+    logs: Sequence[EpisodeLog],
+    environment_steps: int,
+    update: Figures,
+    probe_score: float | None,
+    seconds: float,
 ) -> dict[str, float]:
-    """The figures of an iteration from its shards and its update.
+    """The figures of an iteration from the logs of its episodes and its update.
 
     ``objective``, ``accuracy`` and ``added`` are means over the episodes at their ends, J and accuracy on validation
     data; ``kept/SITE`` is the fraction of episodes that ended with a committed seed there. ``probe_score``, the mean
     test score of the greedy policy on the probe instances, is present where it was measured.
     """
-    logs = [shard.log for shard in shards]
     objective = np.concatenate([log.objective for log in logs])
     families = np.array([instance.family for log in logs for instance in log.instances])
     shares = [log.compute_operation_shares() for log in logs]
@@ -71,7 +249,7 @@ def compute_figures(
         "accuracy": float(np.mean([log.accuracies[-1].mean() for log in logs])),
         "added": float(np.concatenate([log.added for log in logs]).mean()),
         **{f"{KEPT}{slot}": share for slot, share in zip(slots, kept_by_slot, strict=bool(kept))},
-        "environment_steps": sum(int(np.sum(shard.log.running)) + shard.baseline_steps for shard in shards),
+        "environment_steps": environment_steps,
         "rollbacks": sum(len(log.rollbacks) for log in logs),
         "seconds": seconds,
         **{f"{BY_FAMILY}{name}": float(objective[families == name].mean()) for name in sorted(set(families.tolist()))},

@@ -15,10 +15,12 @@ from esper.lifecycle.rules import Rules
 from esper.numerics.devices import CPU, DeviceName
 from esper.numerics.random_streams import Stream, numpy_generator
 from esper.population.population import Strategy
-from esper.rl.diagnostics import HISTORY
+from esper.rl.ppo import PPOSettings
 from esper.rl.rewards import OUTCOME, RewardSpec
-from esper.rl.settings import PPOSettings
 from esper.tasks.registry import FIRST_UNSEEN, GENERATED, SHORTEST, get_suite
+
+HISTORY = 10
+"""Number of updates that are remembered for trends, including the newest."""
 
 
 class TelemetrySettings(Settings):

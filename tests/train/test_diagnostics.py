@@ -4,19 +4,19 @@ from collections.abc import Sequence
 
 import pytest
 
-from esper.rl.diagnostics import (
-    HISTORY,
+from esper.rl.ppo import Figures
+from esper.train.iteration import (
     SKIPPED_RATE,
     THRESHOLDS,
     Alarm,
     Anomaly,
-    Figures,
     UpdateHistory,
     extend_history,
     find_anomalies,
     scale_rate,
     was_alarmed,
 )
+from esper.train.settings import HISTORY
 from lab.planted import HEADS, UPDATE
 
 TARGET_KL = 0.03
