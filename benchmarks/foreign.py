@@ -45,8 +45,8 @@ from esper.dash.output import print_line
 from esper.engine.observation import FeatureReader, Observation
 from esper.errors import ConfigError, EsperError, did_you_mean
 from esper.files import write_atomically
-from esper.grower.controllers import choose_controller
-from esper.grower.network import ModelSpec
+from esper.grower.backend import ModelSpec
+from esper.grower.config import choose_controller
 from esper.grower.spending import Spending
 from esper.lifecycle.actions import Op
 from esper.lifecycle.legality import ActionMasks
@@ -236,7 +236,10 @@ def train(run: Run) -> Result:
         controller: str | Controller = run.arm
         if run.arm == RANDOM:
             spec = ModelSpec(model, optimizer)
-            controller = RandomCandidate(choose_controller(LookRule.name, spec, run.epochs, None).controller)
+            parameters = spec.costs.parameters.blueprints[0]
+            controller = RandomCandidate(
+                choose_controller(LookRule.name, run.epochs, None, parameters, spec.compatible[0])[0]
+            )
         grower = esper.Grower(model, optimizer, validate, controller=controller, horizon=run.epochs, seed=run.seed)
         spending = grower.spending
 

@@ -16,10 +16,10 @@ import tiny_transformers
 from esper import Grower, GrowingModel
 from esper.control.controller import Controller
 from esper.grower.evaluation import Evaluate
-from esper.grower.state_dict import plant_structure
 from esper.growth.attach import Places, attach
 from esper.growth.example_input import Arguments, call_host
 from esper.growth.hooks import find_output_tensor
+from esper.growth.persist import plant_structure
 from esper.growth.seed import Seed
 from esper.lifecycle.actions import Blend, Op
 from esper.lifecycle.rules import Rules

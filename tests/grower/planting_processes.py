@@ -13,8 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import esper
 from esper.errors import DistributedError
-from esper.grower.state_dict import plant_structure
 from esper.growth.model import GrowingModel
+from esper.growth.persist import plant_structure
 from factories import SLOTS, make_data, make_host, validate
 
 RANKS = 2

@@ -9,7 +9,7 @@ import pytest
 from esper.engine.config import EpisodeConfig
 from esper.errors import DivergedError
 from esper.grower import Decision, Ending, Grower, GrowerCallback, PrintDecisions, RunRecorder
-from esper.grower.state_dict import plant_structure
+from esper.growth.persist import plant_structure
 from factories import Loop, make_growing
 
 

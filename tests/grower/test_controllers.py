@@ -10,7 +10,7 @@ from torch import nn
 import esper
 from esper.engine.config import EpisodeConfig
 from esper.errors import ConfigError
-from esper.grower.controllers import HORIZON
+from esper.grower.config import HORIZON
 from esper.lifecycle.actions import Op
 from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage

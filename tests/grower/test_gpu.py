@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 import esper
-from esper.grower.state_dict import plant_structure
+from esper.growth.persist import plant_structure
 from factories import RINGS, SLOTS, make_data, make_host
 from gpu import CPU, GPU, needs_gpu
 

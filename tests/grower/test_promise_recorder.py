@@ -15,8 +15,8 @@ import esper
 from esper import EpisodeConfig, Grower, GrowingModel
 from esper.control.rules import LookRule, LookSettings
 from esper.errors import ConfigError
-from esper.grower.controllers import choose_controller
-from esper.grower.network import ModelSpec
+from esper.grower.backend import ModelSpec
+from esper.grower.config import choose_controller
 from esper.growth.blueprints import registry
 from esper.growth.blueprints.registry import Blueprint, Family
 from esper.growth.look import Look
@@ -340,7 +340,10 @@ def validate_on(net: nn.Module, inputs: Tensor, labels: Tensor) -> tuple[float, 
 def test_however_short_a_growth_it_is_looked_at_while_seeds_may_be_planted(horizon: int | None) -> None:
     model = make_growing()
     optimizer = torch.optim.AdamW(model.parameter_groups(lr=1e-2))
-    controller, timing = choose_controller("look", ModelSpec(model, optimizer), horizon, None)
+    spec = ModelSpec(model, optimizer)
+    controller, timing = choose_controller(
+        "look", horizon, None, spec.costs.parameters.blueprints[0], spec.compatible[0]
+    )
     assert isinstance(controller, LookRule)
     assert controller.promise is not None
     usual = LookSettings()

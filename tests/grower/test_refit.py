@@ -23,7 +23,7 @@ from esper.control.rules import Heuristic, HeuristicSettings, Planting, Schedule
 from esper.engine.config import EpisodeConfig
 from esper.errors import CheckpointError, ConfigError
 from esper.grower.refit import REFIT_DECISIONS, SeedlessFork
-from esper.grower.state_dict import plant_structure
+from esper.growth.persist import plant_structure
 from esper.lifecycle.rules import Reason, Rules, evaluate_gates
 from esper.lifecycle.stages import Stage
 from factories import HELD, RINGS, SLOTS, WIDTH, make_data, packed, validate, with_evidence

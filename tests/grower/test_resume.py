@@ -24,7 +24,7 @@ from esper.errors import CheckpointError, ConfigError, EsperError, SlotError
 from esper.grower import Grower, GrowerConfig
 from esper.grower.evaluation import Criterion
 from esper.grower.scores import Score
-from esper.grower.state_dict import KEY, GrowthInStateDict, describe_structure, plant_structure
+from esper.growth.persist import KEY, GrowthInStateDict, describe_structure, plant_structure
 from esper.lifecycle.actions import Blend, Op
 from esper.serialization.state_files import from_plain, pack_state, to_plain, unpack_state
 from factories import (

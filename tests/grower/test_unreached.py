@@ -15,8 +15,8 @@ from torch.nn import functional as F
 import esper
 from esper.errors import SlotError
 from esper.grower.gradients import GradientRecorder
-from esper.grower.state_dict import GrowthInStateDict
 from esper.growth.blueprints.registry import for_site, names
+from esper.growth.persist import GrowthInStateDict
 from esper.lifecycle.stages import Stage
 from factories import HELD, HOSTS, Host, every_host, loss, make_data, make_host, validate, with_evidence
 

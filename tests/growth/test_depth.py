@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 import esper
 from esper.errors import SlotError
-from esper.grower.state_dict import replace_seeds
 from esper.growth.blueprints.blocks import find_branch_outputs
 from esper.growth.blueprints.registry import LayerCall
 from esper.growth.depth import deepen, find_configuration
 from esper.growth.model import GrowingModel
+from esper.growth.persist import replace_seeds
 from factories import TransformerBlock
 
 WIDTH = 6

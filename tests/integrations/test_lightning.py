@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import esper
 from esper.engine.config import EpisodeConfig
 from esper.errors import CheckpointError, ConfigError, DivergedError, SlotError
-from esper.grower.state_dict import describe_structure
+from esper.growth.persist import describe_structure
 from esper.lifecycle.stages import Stage
 from factories import HELD, SLOTS, make_data, make_growing, make_host, remembered, validate
 from ladders.small import WIDTH, Decoder, compute_loss, evaluate, tokens

@@ -16,7 +16,7 @@ import esper
 import tiny_transformers
 from esper.engine.config import EpisodeConfig
 from esper.errors import CheckpointError, ConfigError, DivergedError, SlotError
-from esper.grower.state_dict import describe_structure
+from esper.growth.persist import describe_structure
 from esper.lifecycle.stages import Stage
 from factories import HELD, SLOTS, make_data, make_host, remembered
 

@@ -16,11 +16,10 @@ from esper.control.rules import Never, compute_marginal_rents
 from esper.engine.governor import Governor
 from esper.engine.measurements import Evaluation
 from esper.errors import CheckpointError
-from esper.grower.backend import ModelBackend
-from esper.grower.controllers import ALL_AT_START
+from esper.grower.backend import GrowingNetwork, ModelBackend
+from esper.grower.config import ALL_AT_START
 from esper.grower.evaluation import store_contributions
 from esper.grower.governor import Rollback
-from esper.grower.network import GrowingNetwork
 from esper.growth.model import GrowingModel
 from esper.growth.tried import ModuleJudgement, TriedModule, count_tried, read_figure
 from esper.lifecycle.actions import Op

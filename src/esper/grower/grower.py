@@ -19,12 +19,15 @@ from esper.control.rules import ActionBuilder
 from esper.engine.engine import GrowthEngine
 from esper.engine.governor import Intervention
 from esper.errors import CheckpointError, ConfigError, DivergedError
-from esper.grower.backend import ModelBackend, ModelEvaluation, ModelTraining
+from esper.grower.backend import GrowingNetwork, ModelBackend, ModelEvaluation, ModelSpec, ModelTraining
 from esper.grower.callbacks import GrowerCallback, PrintDecisions, RunRecorder
-from esper.grower.config import GrowerConfig, check_step, require_rules, require_same
-from esper.grower.controllers import (
+from esper.grower.config import (
+    GrowerConfig,
+    check_step,
     choose_controller,
     choose_promise_settings,
+    require_rules,
+    require_same,
     require_time_to_plant,
 )
 from esper.grower.decision import (
@@ -40,14 +43,13 @@ from esper.grower.decision import (
 from esper.grower.distributed import Processes
 from esper.grower.evaluation import EVALUATE_ADVICE, Evaluate, Number, read_criterion, store_contributions
 from esper.grower.governor import describe_rollback, require_rollbacks_left
-from esper.grower.network import GrowingNetwork, ModelSpec
 from esper.grower.refit import Counterfactual, require_loss
 from esper.grower.spending import Spending
-from esper.grower.state_dict import describe_structure, require_same_slots, require_structure
 from esper.grower.validation import Validation
 from esper.growth.look import Look
 from esper.growth.model import MODEL_ADVICE, OPTIMIZER_ADVICE, GrowingModel, require_savable
 from esper.growth.optimizers import unwrap_optimizer
+from esper.growth.persist import describe_structure, require_structure
 from esper.growth.promise import Promises
 from esper.growth.tried import ModuleJudgement
 from esper.lifecycle.actions import Head, Op, make_wait_actions
@@ -121,7 +123,9 @@ class Grower:
 
         # Who decides, by which rules and about what. The configuration then says what is in use.
         criterion, spec = read_criterion(evaluate), ModelSpec(model, optimizer)
-        controller, timing = choose_controller(config.controller, spec, config.horizon, config.rules)
+        controller, timing = choose_controller(
+            config.controller, config.horizon, config.rules, spec.costs.parameters.blueprints[0], spec.compatible[0]
+        )
         promise = choose_promise_settings(controller, config.conduct.promise)
         require_time_to_plant(controller, config.conduct.plateau)
         require_rules(timing.rules, spec.kinds, constrained=bool(criterion.constraints))
@@ -215,7 +219,7 @@ class Grower:
                 return promises, ModelTraining(np.array([loss]), np.array([fraction]), *gradients, known)
 
             promises, training = self._processes.run_on_first_process(read_arguments)
-            require_same_slots(self.model, network.table)
+            network.require_same_slots()
             require_savable(self.model)
             backend.optimizer_check.require_steps()
             if self.decisions == self.config.horizon:
@@ -403,7 +407,7 @@ class Grower:
         with self._processes.one_message():
             if unfinished:
                 self._notify(lambda callback: callback.on_step_start(self))
-            require_same_slots(self.model, network.table)
+            network.require_same_slots()
             require_savable(self.model)
             if unfinished and governor.settings is not None and not backend.is_finite():
                 unknown = np.full(1, math.nan)
