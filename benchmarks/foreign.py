@@ -4,8 +4,8 @@
     python benchmarks/foreign.py FOLDER --half building --controller my_rule.py:MyRule
 
 The models are in `foreign_models`, half of them for building rules and half for reporting. Each is trained bare, with
-everything from the start, with a random candidate under the rule's own trial, by the rule, by ``--controller`` if there
-is one, and bare once more for as many FLOPs as that rule (or else `look`) took. Growers have
+everything from the start, with a random candidate on the rule's own probation, by the rule, by ``--controller`` if
+there is one, and bare once more for as many FLOPs as that rule (or else `look`) took. Growers have
 their defaults, and a decision follows each epoch.
 
 Every run is kept as a file in FOLDER. Stopped, the same command goes on: what is there is only read. Another version of
@@ -56,7 +56,7 @@ from esper.train.workers import prepare_process
 BARE, LONGER, EVERYTHING, RANDOM = "bare", "longer", "all_at_start", "random_candidate"
 ARMS = (BARE, LONGER, EVERYTHING, RANDOM, LookRule.name)
 """Ways to train: the bare model, the bare model for as many FLOPs as the rule took, the largest module in every slot
-before the first step, a random candidate with the rule's trial, and the rule."""
+before the first step, a random candidate with the rule's probation, and the rule."""
 HALVES = {"building": BUILDING, "reporting": REPORTING, "all": (*BUILDING, *REPORTING)}
 SILENCE = 20.0
 """Most seconds between two lines of output."""
@@ -308,8 +308,8 @@ def make_evaluation(problem: Problem, examples: Examples) -> Callable[[nn.Module
 
 
 class RandomCandidate:
-    """A rule that is offered one random untried candidate, as if nothing promised more: when it plants, and its trial,
-    are its own, but what it plants and where is left to chance."""
+    """A rule that is offered one random untried candidate, as if nothing promised more: when it plants and
+    its probation are its own, but what it plants and where is left to chance."""
 
     name = RANDOM
 

@@ -23,19 +23,19 @@ FITTED, PRICE, THRESHOLD = 0.75, 0.05, 0.05
 """Weight of the fitted promise, what ``log1p`` of the relative size takes from it, and what must be left of it."""
 MARGIN = 0.02
 """What a seed must contribute beyond its rent."""
-TRIAL, STOP_AFTER, LOOKS = 3, 0.75, 3
-"""Decisions on trial, the share of the episode after which nothing is planted, and looks until then."""
+PROBATION, STOP_AFTER, LOOKS = 3, 0.75, 3
+"""Decisions on probation, the share of the episode after which nothing is planted, and looks until then."""
 
 
 class FormerLook:
-    """Plants the best candidate by its promise less its price, one at a time, and judges it after its trial."""
+    """Plants the best candidate by its promise less its price, one at a time, and judges it after its probation."""
 
     name = "former_look"
 
     def __init__(self, horizon: int) -> None:
-        # In a short growth the trial is shorter, and looks come earlier and more often.
-        self._horizon, self._trial = horizon, min(TRIAL, max(horizon // 4, 1))
-        needed = 1 + 1 + 3 + self._trial + 1
+        # In a short growth the probation is shorter, and looks come earlier and more often.
+        self._horizon, self._probation = horizon, min(PROBATION, max(horizon // 4, 1))
+        needed = 1 + 1 + 3 + self._probation + 1
         self._stop_after = min(STOP_AFTER, max(horizon - needed, horizon // 3) / horizon)
         latest = max(int(self._stop_after * horizon + ROUNDING), 1)
         first = min(PromiseSettings().first, latest)
@@ -60,7 +60,7 @@ class FormerLook:
         """One decision per network."""
         features, decisions = FeatureReader(observation), ActionBuilder(masks)
         decisions.act_on(Op.ADVANCE, masks.slot[:, Op.ADVANCE])
-        keep_or_prune(decisions, features, self._trial / self._horizon, self.rate_seeds(observation))
+        keep_or_prune(decisions, features, self._probation / self._horizon, self.rate_seeds(observation))
 
         early = features.network("progress") <= self._stop_after + ROUNDING
         due = early & (features.network("promise_age") == 0) & (count_unfinished_seeds(features) == 0)

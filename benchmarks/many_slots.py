@@ -36,7 +36,7 @@ from esper.grower.grower import Grower
 from esper.grower.scores import parse_metrics
 from esper.growth.attach import attach
 from esper.lifecycle.legality import ActionMasks
-from esper.lifecycle.table import Evidence
+from esper.lifecycle.table import SeedMeasurements
 from esper.numerics.stacking import Linear, Stackable
 from esper.population.evaluation import evaluate
 from esper.population.forward import forward, select_blended
@@ -155,16 +155,16 @@ def grow(population: Population, planter: Planter) -> None:
     """Fill slots, and let the seeds blend in."""
     everywhere = np.ones(population.table.stage.shape, np.bool_)
     sound = replace(
-        Evidence.none(*everywhere.shape),
+        SeedMeasurements.none(*everywhere.shape),
         probed=everywhere,
         gradient_healthy=everywhere,
         contribution=everywhere.astype(np.float32),
     )
     for _ in range(population.table.slots):
-        population.evidence = sound
+        population.measurements = sound
         actions, _ = planter.act(None, population.legal_actions(), None)
         population.decide(actions)
-    population.evidence = sound
+    population.measurements = sound
 
 
 def minibatch(suite: DeepSuite, examples: Batch, rng: np.random.Generator) -> Batch:

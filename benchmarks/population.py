@@ -25,10 +25,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from esper.control.controller import Actions
 from esper.control.rules import Uniform
-from esper.engine.gradients import update_gradient_evidence
-from esper.engine.measurements import Evaluation, update_evidence
+from esper.engine.gradients import update_gradient_health
+from esper.engine.measurements import Evaluation, update_measurements
 from esper.lifecycle.legality import legal_actions
-from esper.lifecycle.table import Evidence
+from esper.lifecycle.table import SeedMeasurements
 from esper.lifecycle.transitions import step
 from esper.population.evaluation import evaluate
 from esper.population.learning import Batch, TrainingStream, draw_shuffled_order, stack_data, train
@@ -53,7 +53,7 @@ class Work:
     batches: list[Batch]
     """The minibatches of a decision; all decisions have the same ones."""
     validation: Batch
-    evidence: Evidence
+    measurements: SeedMeasurements
     """What gates are told before each decision, so that what is legal does not hang on rounding."""
 
     @classmethod
@@ -62,8 +62,8 @@ class Work:
         shape = episodes.population.table.stage.shape
         everywhere = np.ones(shape, np.bool_)
         contribution = np.zeros(shape, np.float32)
-        evidence = replace(
-            Evidence.none(*shape), probed=everywhere, gradient_healthy=everywhere, contribution=contribution
+        measurements = replace(
+            SeedMeasurements.none(*shape), probed=everywhere, gradient_healthy=everywhere, contribution=contribution
         )
         suite, device = episodes.suite, episodes.device
         training = [suite.data(instance, "train") for instance in episodes.instances]
@@ -72,34 +72,34 @@ class Work:
         stream = TrainingStream(training, orders, suite.batch_size, max(map(len, training)), device)
         batches = list(stream.draw_batches(np.zeros(episodes.size, np.int64), suite.batches_per_step))
         validation = stack_data([suite.data(instance, "validation") for instance in episodes.instances], device)
-        return cls(draw_script(episodes, evidence, decisions), batches, validation, evidence)
+        return cls(draw_script(episodes, measurements, decisions), batches, validation, measurements)
 
 
-def draw_script(episodes: Episodes, evidence: Evidence, decisions: int) -> list[Actions]:
+def draw_script(episodes: Episodes, measurements: SeedMeasurements, decisions: int) -> list[Actions]:
     population, controller = episodes.population, Uniform()
     rules, compatible, observation = population.config.rules, population.specs.compatible, episodes.observe()
     state, table = controller.start(range(episodes.size)), population.table
     script: list[Actions] = []
     for _ in range(decisions):
-        actions, state = controller.act(observation, legal_actions(table, evidence, rules, compatible), state)
-        table = step(table, evidence, actions, rules, compatible).table
+        actions, state = controller.act(observation, legal_actions(table, measurements, rules, compatible), state)
+        table = step(table, measurements, actions, rules, compatible).table
         script.append(actions)
     return script
 
 
 def advance(population: Population, actions: Actions, work: Work) -> None:
     """Let the population do the work of a decision."""
-    population.evidence = work.evidence
+    population.measurements = work.measurements
     population.decide(actions)
     report = train(population, work.batches)
     evaluation = evaluate(population, work.validation)
-    gradients = update_gradient_evidence(population.evidence, report.health, population.config.gradient_health)
-    population.evidence = update_evidence(population.table, gradients, evaluation)
+    gradients = update_gradient_health(population.measurements, report.health, population.config.gradient_health)
+    population.measurements = update_measurements(population.table, gradients, evaluation)
 
 
 def advance_loop(population: ReferencePopulation, actions: Actions, work: Work) -> None:
     """Let separate modules do the same work, one network after the other."""
-    population.evidence = work.evidence
+    population.measurements = work.measurements
     population.decide(actions)
     population.train(work.batches)
     evaluate_separately(population, work.validation)
@@ -156,7 +156,7 @@ def compare(name: str, networks: int, repeats: int, strategy: StrategyChoice, de
     work = Work.drawn(episodes, LEAD + TURN * (1 + repeats))
     for actions in work.script[:LEAD]:
         for population in (fast, slow):
-            population.evidence = work.evidence
+            population.measurements = work.measurements
             population.decide(actions)
     seconds, loop_seconds = list[float](), list[float]()
     for start in range(LEAD, len(work.script), TURN):

@@ -49,12 +49,12 @@ CHOOSING = (
 GENERATED_SUITES = range(9100, 9112)
 """Generated suites for choosing: no table that reports a rule has them."""
 RANGES: dict[str, tuple[float, float]] = {
-    "evidence": (-0.5, 2.5),
+    "standard_errors": (-0.5, 2.5),
     "size": (0.0, 0.4),
     "price": (0.0, 3.0),
     "threshold": (0.0, 0.1),
     "early": (0.08, 0.4),
-    "trial": (2, 6),
+    "probation": (2, 6),
     "first": (1, 3),
 }
 """Least and largest value of each number of the rule; ``first`` is the decision of the first look."""

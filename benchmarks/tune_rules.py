@@ -96,7 +96,7 @@ def draw_heuristic(suite: Suite, rng: np.random.Generator) -> HeuristicSettings:
         patience=pick(rng, (0, 0, 0, 1, 2, 3)),
         at_a_time=int(rng.integers(1, 4)),
         most=int(rng.integers(1, 4)),
-        trial=int(pick(rng, TRIALS)),
+        probation=int(pick(rng, TRIALS)),
         margin=pick(rng, MARGINS),
         stop_after=pick(rng, ENDS),
         narrowest=pick(rng, (0.0, 0.0, 0.5, 1.0)),
@@ -108,7 +108,7 @@ def draw_periodic(suite: Suite, rng: np.random.Generator) -> PeriodicSettings:
     return PeriodicSettings(
         period=int(pick(rng, (1, 2, 3, 4, 6, 8))),
         plantings=draw_pairs(suite, rng, 4),
-        trial=int(pick(rng, TRIALS)),
+        probation=int(pick(rng, TRIALS)),
         margin=pick(rng, MARGINS),
         stop_after=pick(rng, (0.0, 0.05, 0.1, *ENDS)),
     )

@@ -2,7 +2,7 @@
 
     python benchmarks/worth.py FOLDER [--seeds 0 1 2 3 4]
 
-Every host is trained for a while; then one seed is planted, in every case another, and judged after its trial. Its
+Every host is trained for a while; then one seed is planted, in every case another, and judged after its probation. Its
 *gain* is what the network with it has on test data in the end, less what its *bare twin* has: the same network, never
 grown, on the same minibatches for as long. Four measures on validation data predict the gain:
 
@@ -45,7 +45,7 @@ from esper.numerics.random_streams import child_generator
 from esper.train.workers import prepare_process
 
 BEFORE, RAMP, TRIAL, REFIT, AFTER = 8, 3, 6, 2, 12
-"""Epochs until a seed is planted, of its ramp, of its trial, of refitting without it, and from its judgement on."""
+"""Epochs until a seed is planted, of its ramp, of its probation, of refitting without it, and from its judgement on."""
 JUDGED = BEFORE + RAMP + TRIAL
 LONGEST_EPOCH = 60
 """Minibatches."""
@@ -139,7 +139,7 @@ HOSTS = {
 
 @dataclass(frozen=True)
 class Case:
-    """One seed's trial: accuracies, and losses in nats with the sign turned, so that more is better."""
+    """One seed's probation: accuracies, and losses in nats with the sign turned, so that more is better."""
 
     slot: str
     blueprint: str

@@ -3,9 +3,9 @@
     python examples/grow.py --task digits --host conv --epochs 20 --run-dir runs/grown
 
 After every epoch the controller plants, keeps or removes modules, and a picture shows what has grown where. The same
-host is trained on the same minibatches without growth. At the end modules still on trial are judged, and both models
-are measured on test data that nothing else reads. `esper dash`, `esper report RUN` and `esper runs` read the run's
-directory.
+host is trained on the same minibatches without growth. At the end modules still on probation are decided on, and both
+models are measured on test data that nothing else reads. `esper dash`, `esper report RUN` and `esper runs` read the
+run's directory.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def main(
     epochs: int | None = None,
     seed: int = 0,
     rent: float = 0.0,
-    evidence: Literal["dependence", "refit"] = "dependence",
+    counterfactual: Literal["dependence", "refit"] = "dependence",
     text: Path | None = None,
     run_dir: Path | None = None,
     export: Path | None = None,
@@ -63,8 +63,8 @@ def main(
         epochs: Passes over the training data, with a decision after each (default: the host's).
         seed: Random seed.
         rent: Price of added parameters: the score is accuracy - rent * log1p(added / host parameters).
-        evidence: How a seed on trial is measured: by switching it off (dependence), or against a copy of the model
-            that is trained on without it (refit).
+        counterfactual: How a seed on probation is measured: by switching it off (dependence), or against a copy of the
+            model that is trained on without it (refit).
         text: UTF-8 file for charlm (default: the text of Python's help).
         run_dir: New folder for the run and the model.
         export: File for the grown model without Esper: its name ends in .pt2 or .onnx.
@@ -89,7 +89,7 @@ def main(
     grower = esper.Grower(
         model,
         optimizer,
-        esper.Refit(validate) if evidence == "refit" else validate,
+        esper.Refit(validate) if counterfactual == "refit" else validate,
         controller=controller,
         classes=splits.classes,
         horizon=epochs,
@@ -107,7 +107,7 @@ def main(
     # Train both on the same minibatches and decide, epoch by epoch
     print(
         f"{host} learns {task}. After each epoch, {epochs} in all, a small module may be planted behind a layer\n"
-        "(germinate). It is on trial first, and then kept for good (fossilize) or removed (prune)."
+        "(germinate). It is on probation first, and then kept for good (fossilize) or removed (prune)."
     )
     with GrowthPicture(Console(), model) as picture:
         for epoch in range(1, epochs + 1):

@@ -492,9 +492,9 @@ def validate(model: nn.Module) -> tuple[float, float]:
     return float(F.cross_entropy(logits, labels)), float((logits.argmax(1) == labels).float().mean())
 
 
-def with_evidence(evidence: str, evaluate: Evaluate = validate) -> Evaluate:
-    """``evaluate`` for a grower that judges seeds on trial by this evidence: ``dependence`` or ``refit``."""
-    return esper.Refit(evaluate) if evidence == "refit" else evaluate
+def with_counterfactual(counterfactual: str, evaluate: Evaluate = validate) -> Evaluate:
+    """``evaluate`` for a grower that judges seeds on probation by this counterfactual: ``dependence`` or ``refit``."""
+    return esper.Refit(evaluate) if counterfactual == "refit" else evaluate
 
 
 def packed(state: dict[str, Any]) -> Tensor:

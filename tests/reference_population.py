@@ -19,7 +19,7 @@ from esper.growth.seed import Seed
 from esper.growth.slot import Slot, side_pass
 from esper.lifecycle.actions import Blend
 from esper.lifecycle.stages import Stage
-from esper.lifecycle.table import Evidence, SeedTable
+from esper.lifecycle.table import SeedMeasurements, SeedTable
 from esper.lifecycle.transitions import step
 from esper.numerics.random_streams import module_generator
 from esper.population.learning import Batch
@@ -33,7 +33,7 @@ def mean_loss(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 class ReferencePopulation:
-    """E networks, one after the other. Evidence is set from outside."""
+    """E networks, one after the other. Measurements are set from outside."""
 
     def __init__(self, config: PopulationConfig, networks: Sequence[NetworkSpec]) -> None:
         self.config = config
@@ -47,7 +47,7 @@ class ReferencePopulation:
         ]
         shape = (len(networks), len(config.slots))
         self.table = SeedTable.dormant(*shape)
-        self.evidence = Evidence.none(*shape)
+        self.measurements = SeedMeasurements.none(*shape)
         self.germinations = np.zeros(shape, np.int64)
         self.seeds: dict[tuple[int, int], Seed] = {}
         """Live and fossilized seeds by network and slot."""
@@ -75,7 +75,7 @@ class ReferencePopulation:
         compatible = np.array(
             [[[kind.supports(slot.site) for kind in kinds] for slot in self._slots(model)] for model in self.models]
         )
-        result = step(self.table, self.evidence, actions, self.config.rules, compatible)
+        result = step(self.table, self.measurements, actions, self.config.rules, compatible)
         self.table = result.table
         changes = result.transitions
         for index in range(len(changes)):

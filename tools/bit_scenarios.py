@@ -343,7 +343,7 @@ def make_grower(
             evaluate = wrap["Metric"](evaluate, options.pop("metric"), options.pop("higher_is_better"))
         if "objective" in options:
             evaluate = wrap["Constrained"](evaluate, options.pop("objective"), options.pop("constraints"))
-        if options.pop("evidence", None) == "refit":
+        if options.pop("counterfactual", None) == "refit":
             evaluate = wrap["Refit"](evaluate)
     return esper.Grower(model, optimizer, controller=controller, evaluate=evaluate, **options)
 
@@ -457,7 +457,7 @@ EVERY_CHOICE = {
 
 @scenario
 def grower_options(quick: bool, folder: Path) -> Tree:
-    """What else growers can do: isolation, refit evidence, constraints, caps, budgets, other metrics, rollbacks."""
+    """What else growers can do: isolation, forks, constraints, caps, budgets, other metrics, rollbacks."""
     mlp, conv = PROBLEMS["mlp"], PROBLEMS["conv1d"]
     rules = find_class("Rules")
     measure = esper.Validation("classification", mlp.batches(VALIDATION, 128))
@@ -488,7 +488,7 @@ def grower_options(quick: bool, folder: Path) -> Tree:
     decisions = 12 if quick else HORIZON
     variants: dict[str, tuple[Problem, str, Tree]] = {
         "every choice": (mlp, "random", {"rules": rules(**EVERY_CHOICE), "train_size": 128}),
-        "refit": (mlp, "look", {"evidence": "refit"}),
+        "refit": (mlp, "look", {"counterfactual": "refit"}),
         "constraints": (
             mlp,
             "heuristic",
@@ -528,7 +528,7 @@ def resume(quick: bool, folder: Path) -> Tree:
         ("mlp", "heuristic", {"conduct": esper.EpisodeConfig(counterfactual_every=2)}),
         ("mlp", "random", {}),
         ("resnet", "look", {}),
-        ("mlp", "look", {"evidence": "refit"}),
+        ("mlp", "look", {"counterfactual": "refit"}),
     ]
     for name, controller, options in variants[:2] if quick else variants:
         variant = " ".join((name, controller, *options))

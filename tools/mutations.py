@@ -592,14 +592,14 @@ MUTATIONS = (
     Mutation(
         "gate G2 takes any gradient",
         "lifecycle/rules.py",
-        "evidence.gradient_healthy, Reason",
+        "measurements.gradient_healthy, Reason",
         "table.owning, Reason",
         rooms="engine lifecycle",
     ),
     Mutation(
         "a gradient is healthy if the newest decision's are",
         "engine/gradients.py",
-        "settings.decay * evidence.gradient_weight + 1",
+        "settings.decay * measurements.gradient_weight + 1",
         "1.0",
         rooms="engine",
     ),
@@ -611,9 +611,9 @@ MUTATIONS = (
         rooms="engine",
     ),
     Mutation(
-        "a rollback keeps the evidence on gradients of the training that it undid",
+        "a rollback keeps the health of gradients of the training that it undid",
         "engine/engine.py",
-        "self.networks.evidence = replace_where(kept",
+        "self.networks.measurements = replace_where(kept",
         "replace_where(kept",
         rooms="engine",
     ),

@@ -88,7 +88,7 @@ def make_episodes() -> Episodes:
 
 
 def trace_grower_step() -> CallTrace:
-    """One `Grower.step` of the default rule, with a module on trial."""
+    """One `Grower.step` of the default rule, with a module on probation."""
     torch.manual_seed(0)
     inputs = torch.randn(128, 6)
     labels = (inputs[:, :3] * inputs[:, 3:]).sum(1).gt(0).long()

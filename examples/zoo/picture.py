@@ -81,7 +81,7 @@ def draw_network(slots: Sequence[SlotSummary], host_parameters: int) -> list[str
             case SlotState.FOSSILIZED:
                 beside = f"━━ {module}: kept for good"
             case SlotState.LIVE:
-                beside = f"╌╌ {module}: on trial, {slot.alpha or 0:.0%} blended in{worth}"
+                beside = f"╌╌ {module}: on probation, {slot.alpha or 0:.0%} blended in{worth}"
             case SlotState.DORMANT | SlotState.DISABLED:
                 beside = "·· free"
         lines += ["    │", f"  {slot.slot:<{width}} {beside}"]

@@ -152,7 +152,7 @@ def test_a_random_candidate_is_one_of_the_legal_ones_and_all_have_their_turn(for
     assert {int(offer.sum()) for offer, _ in offered} == {1}
     assert all(promise[offer] == promise.max() for offer, promise in offered)
     assert {int(offer.argmax()) for offer, _ in offered} == set(range(6)), "three blueprints in two slots"
-    # Modules on trial are judged as the rule judges them.
+    # Modules on probation are judged as the rule judges them.
     assert isinstance(candidate, SeedRater)
     assert (candidate.rate_seeds(rule.observation).threshold >= 0.25).all()
 

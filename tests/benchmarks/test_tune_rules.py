@@ -47,7 +47,7 @@ def test_tuning_repeats_itself() -> None:
 
 def quality(settings: PeriodicSettings) -> float:
     """What a planted world pays for these settings, whatever the instance: best is an early end after long trials."""
-    return settings.trial / 10 - settings.stop_after + settings.margin + settings.period / 100
+    return settings.probation / 10 - settings.stop_after + settings.margin + settings.period / 100
 
 
 def planted(noise: float) -> Callable[..., list[EvaluationResult]]:

@@ -59,7 +59,7 @@ class Vae(nn.Module):
         return Reconstruction(mean, log_variance, self.decoder(mean + noise * (log_variance / 2).exp()))
 
 
-def evidence(found: Reconstruction, x: Tensor) -> Tensor:
+def evidence_bound(found: Reconstruction, x: Tensor) -> Tensor:
     divergence = (found.mean**2 + found.log_variance.exp() - found.log_variance - 1).sum(1).mean() / 2
     return F.mse_loss(found.found, x) + 0.1 * divergence
 
@@ -187,7 +187,9 @@ KINDS = (
         F.mse_loss,
         None,
     ),
-    Kind("vae", Vae, {"hidden": ["mlp"], "decoder.0": ["lowrank"]}, mapped(FEATURES, wanted=itself), evidence, None),
+    Kind(
+        "vae", Vae, {"hidden": ["mlp"], "decoder.0": ["lowrank"]}, mapped(FEATURES, wanted=itself), evidence_bound, None
+    ),
     Kind("diffusion", Denoiser, {"inner": ["conv3x3"], "middle": ["conv1x1", "gate"]}, noised, F.mse_loss, None),
     Kind("flow", Flow, {"nets.0.0": ["mlp"], "nets.1.0": ["lowrank"]}, narrow, lambda found, _: -found.mean(), None),
     Kind("siamese", Siamese, {"encoder": ["mlp"], "projector": ["lowrank"]}, views, contrast, None),

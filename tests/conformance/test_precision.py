@@ -39,7 +39,7 @@ class Watching(LookRule):
     """The rule that looks, eager to plant and to keep, and all that it sees."""
 
     def __init__(self) -> None:
-        super().__init__(LookSettings(promise=PROMISE, threshold=-1.0, trial=4, evidence=-10.0), EPOCHS)
+        super().__init__(LookSettings(promise=PROMISE, threshold=-1.0, probation=4, standard_errors=-10.0), EPOCHS)
         self.seen: list[Observation] = []
 
     def act(self, observation: Observation, masks: ActionMasks, state: None) -> Any:

@@ -17,7 +17,7 @@ from esper.lifecycle.actions import Head, Op, count_choices
 from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import Stage
-from esper.lifecycle.table import Evidence, SeedTable
+from esper.lifecycle.table import SeedMeasurements, SeedTable
 from esper.population.population import NetworkSpec, Population, PopulationConfig
 from esper.tasks.registry import get_suite
 from open_rules import open_rules
@@ -52,7 +52,7 @@ class Situation:
     train_size: float = 500.0
     rollbacks: float = 0.0
     accuracy_contribution: Sequence[float] = (np.nan,) * SLOTS
-    evidence: Sequence[float] | None = None
+    measurements: Sequence[float] | None = None
     """What gate G5 sees; the accuracy contributions if not given."""
     history: dict[str, Any] = field(default_factory=dict)
     """Attributes of the history, without the axis over networks."""
@@ -66,10 +66,12 @@ class Situation:
         held = population(rules=self.rules)
         held.state = replace(held.state, table=self._table())
         shape = held.table.stage.shape
-        measured = np.array([self.accuracy_contribution if self.evidence is None else self.evidence], np.float32)
+        measured = np.array(
+            [self.accuracy_contribution if self.measurements is None else self.measurements], np.float32
+        )
         everywhere = np.ones(shape, np.bool_)
-        held.evidence = replace(
-            Evidence.none(*shape), probed=everywhere, gradient_healthy=everywhere, contribution=measured
+        held.measurements = replace(
+            SeedMeasurements.none(*shape), probed=everywhere, gradient_healthy=everywhere, contribution=measured
         )
         past = History(1, SLOTS, BLUEPRINTS, math.log(SUITE.classes), 1 / SUITE.classes)
         past.accuracy_contribution = np.array([self.accuracy_contribution])

@@ -30,7 +30,7 @@ from esper.lifecycle.actions import RELEVANT, Blend, Head, Op, PerHead
 from esper.lifecycle.legality import legal_actions
 from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
-from esper.lifecycle.table import Evidence, SeedTable
+from esper.lifecycle.table import SeedMeasurements, SeedTable
 from esper.lifecycle.transitions import step as take_step
 from open_rules import open_rules
 
@@ -581,10 +581,10 @@ def test_rescaling_the_value_head_keeps_every_prediction(offset: float) -> None:
 MANY, LONG, SLOTS, BLUEPRINTS = 1000, 50, 3, 4
 
 
-def evidence(random: np.random.Generator) -> Evidence:
+def measurements(random: np.random.Generator) -> SeedMeasurements:
     shape = (MANY, SLOTS)
     return replace(
-        Evidence.none(*shape),
+        SeedMeasurements.none(*shape),
         probed=np.ones(shape, np.bool_),
         gradient_healthy=random.random(shape) < 0.8,
         contribution=random.normal(size=shape).astype(np.float32),
@@ -600,7 +600,7 @@ def test_no_illegal_action_in_fifty_thousand_decisions(isolation: Isolation) -> 
     compatible = random.random((MANY, SLOTS, BLUEPRINTS)) < 0.5
     table, state, used = SeedTable.dormant(MANY, SLOTS), actor.initial_state(MANY), set[int]()
     for t in range(LONG):
-        seen, measured = observations((MANY,), SLOTS, BLUEPRINTS, seed=t), evidence(random)
+        seen, measured = observations((MANY,), SLOTS, BLUEPRINTS, seed=t), measurements(random)
         legality = make_mask_tensors(legal_actions(table, measured, rules, compatible), torch.device("cpu"))
         decision = actor.act(seen, legality, state, uniforms((MANY,), seed=t))
         actions, state = decision.actions.numpy(), decision.state
@@ -614,7 +614,7 @@ def test_no_illegal_action_in_fifty_thousand_decisions(isolation: Isolation) -> 
 def test_a_policy_shown_wrong_masks_does_make_illegal_actions() -> None:
     actor, rules = policy(), open_rules()
     empty = SeedTable.dormant(MANY, SLOTS)
-    nothing = Evidence.none(MANY, SLOTS)
+    nothing = SeedMeasurements.none(MANY, SLOTS)
     everywhere = np.ones((MANY, SLOTS, BLUEPRINTS), np.bool_)
     masks = make_mask_tensors(legal_actions(empty, nothing, rules, everywhere), torch.device("cpu"))
     wrong = masks._replace(op=torch.ones_like(masks.op))

@@ -59,9 +59,9 @@ def controllers() -> list[Controller]:
         Never(),
         Uniform(),
         Schedule([Planting(0, 0, MLP), Planting(0, 2, NORM), Planting(4, 1, ATTENTION)], horizon, "schedule"),
-        Periodic(PeriodicSettings(period=1, plantings=PAIRS, trial=1), horizon),
-        Heuristic(HeuristicSettings(preferences=PAIRS, trial=1, stop_after=1.0), horizon),
-        LookRule(LookSettings(promise=OFTEN, threshold=0.0, trial=1, stop_after=1.0), horizon),
+        Periodic(PeriodicSettings(period=1, plantings=PAIRS, probation=1), horizon),
+        Heuristic(HeuristicSettings(preferences=PAIRS, probation=1, stop_after=1.0), horizon),
+        LookRule(LookSettings(promise=OFTEN, threshold=0.0, probation=1, stop_after=1.0), horizon),
     ]
 
 
@@ -133,15 +133,15 @@ def decide(controller: Controller, situation: Situation) -> list[int]:
 
 
 def heuristic(**settings: object) -> Heuristic:
-    return Heuristic(HeuristicSettings.model_validate({"preferences": PAIRS, "trial": 6, **settings}), HORIZON)
+    return Heuristic(HeuristicSettings.model_validate({"preferences": PAIRS, "probation": 6, **settings}), HORIZON)
 
 
 def periodic(**settings: object) -> Periodic:
-    return Periodic(PeriodicSettings.model_validate({"stop_after": 0.0, "trial": 6, **settings}), HORIZON)
+    return Periodic(PeriodicSettings.model_validate({"stop_after": 0.0, "probation": 6, **settings}), HORIZON)
 
 
 def look(**settings: object) -> LookRule:
-    defaults = {"trial": 6, "fitted": 0.5, "price": 0.0, "size": 0.0, "early": 0.2}
+    defaults = {"probation": 6, "fitted": 0.5, "price": 0.0, "size": 0.0, "early": 0.2}
     return LookRule(LookSettings.model_validate({**defaults, **settings}), HORIZON)
 
 
@@ -205,7 +205,7 @@ def test_judging_is_aware_of_the_margin(judge) -> None:
 
 
 @pytest.mark.parametrize(
-    ("loss", "error", "evidence", "kept"),
+    ("loss", "error", "standard_errors", "kept"),
     [
         (0.05, 0.02, 1.0, True),
         (0.05, 0.06, 1.0, False),
@@ -218,12 +218,12 @@ def test_judging_is_aware_of_the_margin(judge) -> None:
 )
 @pytest.mark.parametrize("slot", range(SLOTS))
 def test_a_seed_is_kept_where_the_loss_is_lower_beyond_noise(
-    loss: float, error: float, evidence: float, kept: bool, slot: int
+    loss: float, error: float, standard_errors: float, kept: bool, slot: int
 ) -> None:
     contribution, losses, errors = np.full((3, SLOTS), NAN)
     contribution[slot], losses[slot], errors[slot] = 0.2, loss, error
     situation = contributing(*contribution, history={"loss_contribution": losses, "loss_error": errors})
-    assert decide(look(evidence=evidence), situation)[:2] == [Op.FOSSILIZE if kept else Op.PRUNE, slot]
+    assert decide(look(standard_errors=standard_errors), situation)[:2] == [Op.FOSSILIZE if kept else Op.PRUNE, slot]
 
 
 def test_a_lower_loss_does_not_pay_the_rent_of_a_seed() -> None:
@@ -263,7 +263,7 @@ def test_a_seed_s_rent_is_what_the_network_would_save_without_it() -> None:
 
 @JUDGES
 def test_a_seed_that_may_not_be_kept_yet_is_left_alone(judge) -> None:
-    unmeasured = contributing(0.2, NAN, NAN, evidence=(NAN, NAN, NAN))
+    unmeasured = contributing(0.2, NAN, NAN, measurements=(NAN, NAN, NAN))
     assert decide(judge(), unmeasured)[0] == Op.WAIT
 
 
@@ -352,7 +352,7 @@ def test_a_patient_schedule_waits_for_a_plateau_or_its_latest_time_and_only_once
 
 
 def test_the_periodic_rule_goes_by_the_clock() -> None:
-    settings = PeriodicSettings(period=2, plantings=((0, MLP), (1, NORM)), trial=100, stop_after=0.5)
+    settings = PeriodicSettings(period=2, plantings=((0, MLP), (1, NORM)), probation=100, stop_after=0.5)
     seen = timeline(Periodic(settings, SUITE.steps), 8)
     assert seen[:3] == [[Op.GERMINATE, 0, MLP], [Op.WAIT, 0, 0], [Op.GERMINATE, 1, NORM]]
     assert seen[3:] == [[Op.WAIT, 0, 0]] * 5, "its slots are taken"

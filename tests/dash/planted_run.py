@@ -11,7 +11,7 @@ from esper.runs.events import (
     EpisodeEnded,
     EpisodeStarted,
     Event,
-    GateJudged,
+    GateChecked,
     InteractionsMeasured,
     LifecycleTransition,
     ModulePair,
@@ -186,7 +186,7 @@ def changes(plan: Plan, place: NetworkStep) -> Iterator[Event]:
                 price=0.01,
                 threshold=0.015,
             )
-            yield GateJudged(**place, slot=slot, gate="G3", passed=True, reason=plan.reason)
+            yield GateChecked(**place, slot=slot, gate="G3", passed=True, reason=plan.reason)
 
 
 def taken(plan: Plan, place: NetworkStep) -> StepTaken:

@@ -302,7 +302,7 @@ FIELDS = st.sampled_from(["environment", "step", "slot", "episode", "stages", "a
 PAYLOADS = st.dictionaries(FIELDS, ANYTHING).map(json.dumps) | ANYTHING.map(json.dumps) | st.text(max_size=20)
 TYPES = st.sampled_from(
     [
-        *("step_taken", "episode_started", "episode_ended", "lifecycle_transition", "gate_judged", "rolled_back"),
+        *("step_taken", "episode_started", "episode_ended", "lifecycle_transition", "gate_checked", "rolled_back"),
         *("policy_looked", "anomaly_raised", "<img src=x>", ""),
     ]
 )

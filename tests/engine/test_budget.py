@@ -10,7 +10,7 @@ from esper.lifecycle.actions import Op, make_action, make_wait_actions
 from esper.population.population import Population
 from esper.tasks.suite import OptimizerSettings
 from open_rules import open_rules
-from population.scenes import SUITE, Draws, good_evidence, instances, networks, plan
+from population.scenes import SUITE, Draws, good_measurements, instances, networks, plan
 
 MLP, GATE = SUITE.blueprints.index("mlp"), SUITE.blueprints.index("gate")
 QUICK = open_rules(cooldown=(1, 1, 1), min_training_steps=1)
@@ -65,9 +65,9 @@ def test_a_pruned_seed_gives_its_share_back_and_a_fossil_does_not() -> None:
         held.decide(make_wait_actions(1))
     held.decide(make_action(Op.GERMINATE, 0, MLP)[None])
     for _ in range(5):
-        held.evidence = good_evidence(held)
+        held.measurements = good_measurements(held)
         held.decide(make_wait_actions(1))
-    held.evidence = good_evidence(held)
+    held.measurements = good_measurements(held)
     held.decide(make_action(Op.FOSSILIZE, 0)[None])
     assert held.budget_left[0] < 0.5
 
@@ -96,7 +96,7 @@ def test_nobody_who_stays_within_the_masks_exceeds_a_cap() -> None:
     for _ in range(60):
         masks = held.legal_actions()
         refused += int((~masks.grounds.affordable).sum())
-        held.evidence = good_evidence(held)
+        held.measurements = good_measurements(held)
         held.decide(draws.actions(held.legal_actions()))
         for what in caps:
             spent = np.zeros(len(chosen), np.int64)

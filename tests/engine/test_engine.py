@@ -38,7 +38,7 @@ def test_the_same_sequence_of_calls_works_over_both_backends(make: Make) -> None
     networks, shape = engine.networks, engine.networks.table.stage.shape
     stages = set[int]()
     for number in range(1, 9):
-        before = networks.evidence
+        before = networks.measurements
         step = cycle.turn()
         assert engine.decisions.tolist() == [number] * cycle.size
         assert step.table is networks.table
@@ -49,9 +49,9 @@ def test_the_same_sequence_of_calls_works_over_both_backends(make: Make) -> None
         np.testing.assert_array_equal(engine.history.losses[:, 0], evaluation.loss)
         assert engine.history.training.loss is cycle.engine.measured.training.loss
         assert not np.isnan(engine.history.training.accuracy).any(), "taken to be that of validation where not known"
-        assert networks.evidence is not before
+        assert networks.measurements is not before
         measured = networks.table.owning & np.isfinite(evaluation.loss_contribution)
-        np.testing.assert_array_equal(np.isfinite(networks.evidence.contribution), measured)
+        np.testing.assert_array_equal(np.isfinite(networks.measurements.contribution), measured)
         assert not cycle.engine.intervention.rows.any()
         assert cycle.engine.before_rollback is evaluation
         stages |= set(np.unique(networks.table.stage).tolist())
@@ -70,7 +70,7 @@ def test_modules_are_measured_when_it_is_their_turn(make: Make) -> None:
         expected = (number - 1 + np.arange(cycle.engine.networks.table.slots)) % 2 == 0
         assert (cycle.engine.measured.evaluation.fresh == expected).all()
         assert np.isfinite(cycle.engine.measured.evaluation.loss_contribution[:, 0]).all(), "as last known"
-        ages = cycle.engine.networks.evidence.contribution_age[:, 0]
+        ages = cycle.engine.networks.measurements.contribution_age[:, 0]
         assert (ages == (0 if expected[0] else 1)).all()
 
 
@@ -139,20 +139,20 @@ def test_after_a_rollback_modules_are_gone_and_what_was_measured_is_of_the_netwo
     np.testing.assert_allclose(restored.loss, evaluation.loss)
 
 
-def test_what_a_rollback_keeps_has_the_evidence_of_the_snapshot_on_its_gradients(make: Make) -> None:
+def test_what_a_rollback_keeps_has_the_health_of_gradients_of_the_snapshot(make: Make) -> None:
     """A snapshot is not taken after every decision."""
     cycle = make()
     networks = cycle.engine.networks
     earlier: list[tuple[float, ...]] = []
 
-    def gradient_evidence() -> tuple[float, ...]:
-        evidence = networks.evidence
-        means = (evidence.vanished_share, evidence.exploded_share, evidence.gradient_weight)
-        return (bool(evidence.gradient_healthy[0, 0]), *(float(figure[0, 0]) for figure in means))
+    def gradient_measurements() -> tuple[float, ...]:
+        measurements = networks.measurements
+        means = (measurements.vanished_share, measurements.exploded_share, measurements.gradient_weight)
+        return (bool(measurements.gradient_healthy[0, 0]), *(float(figure[0, 0]) for figure in means))
 
     def turn(actions: np.ndarray) -> None:
         cycle.turn(actions)
-        earlier.append(gradient_evidence())
+        earlier.append(gradient_measurements())
 
     turn(germinate(cycle))
     for _ in range(12):
@@ -170,10 +170,10 @@ def test_what_a_rollback_keeps_has_the_evidence_of_the_snapshot_on_its_gradients
     assert cycle.engine.intervention.rows.tolist() == [True] + [False] * (cycle.size - 1)
     assert cycle.engine.measured.training.health.exploded[0, 0] == 1, "this training is of a network that is no more"
     assert networks.table.stage[0, 0] == Stage.FOSSILIZED
-    healthy, *_, weight = gradient_evidence()
+    healthy, *_, weight = gradient_measurements()
     assert healthy
     assert weight > 1
-    assert gradient_evidence() in earlier
+    assert gradient_measurements() in earlier
 
 
 def test_a_new_seed_begins_with_means_of_its_own(make: Make) -> None:
@@ -182,15 +182,15 @@ def test_a_new_seed_begins_with_means_of_its_own(make: Make) -> None:
     cycle.turn(germinate(cycle))
     for _ in range(2):
         cycle.turn(make_wait_actions(cycle.size))
-    assert (networks.evidence.gradient_weight[:, 0] > 0).all()
+    assert (networks.measurements.gradient_weight[:, 0] > 0).all()
     cycle.turn(np.stack([make_action(Op.PRUNE, 0)] * cycle.size))
-    assert not networks.evidence.gradient_weight[:, 0].any()
+    assert not networks.measurements.gradient_weight[:, 0].any()
     while not cycle.engine.legal_actions().slot[:, Op.GERMINATE, 0].all():
         cycle.turn(make_wait_actions(cycle.size))
     cycle.turn(germinate(cycle))
-    assert not networks.evidence.gradient_healthy[:, 0].any(), "it has not learned yet"
+    assert not networks.measurements.gradient_healthy[:, 0].any(), "it has not learned yet"
     cycle.turn(make_wait_actions(cycle.size))
-    assert (networks.evidence.gradient_weight[:, 0] == 1).all()
+    assert (networks.measurements.gradient_weight[:, 0] == 1).all()
 
 
 def test_without_a_governor_nothing_is_rolled_back(make: Make) -> None:

@@ -12,9 +12,9 @@ from esper.engine.gradients import (
     GradientHealthSettings,
     HealthTable,
     assess_health,
-    update_gradient_evidence,
+    update_gradient_health,
 )
-from esper.lifecycle.table import Evidence
+from esper.lifecycle.table import SeedMeasurements
 from population.gradient_reference import SeedHealth, health_at
 
 INF, NAN = float("inf"), float("nan")
@@ -121,13 +121,15 @@ def health(vanished: float, exploded: float, minibatches: int = 8) -> HealthTabl
     return HealthTable(np.full((1, 1), minibatches), *figures)
 
 
-def after(decisions: Sequence[tuple[float, float] | None], settings: GradientHealthSettings = DEFAULT) -> Evidence:
-    """The evidence on a single seed after these decisions."""
-    evidence = Evidence.none(1, 1)
+def after(
+    decisions: Sequence[tuple[float, float] | None], settings: GradientHealthSettings = DEFAULT
+) -> SeedMeasurements:
+    """The measurements on a single seed after these decisions."""
+    measurements = SeedMeasurements.none(1, 1)
     for shares in decisions:
         table = HealthTable.none(1, 1) if shares is None else health(*shares)
-        evidence = update_gradient_evidence(evidence, table, settings)
-    return evidence
+        measurements = update_gradient_health(measurements, table, settings)
+    return measurements
 
 
 def average(shares: Sequence[float], decay: float) -> float:
@@ -140,17 +142,17 @@ def average(shares: Sequence[float], decay: float) -> float:
 def test_a_seed_is_healthy_if_both_of_its_means_are_within_the_bound(
     decisions: list[tuple[float, float] | None], decay: float, bound: float
 ) -> None:
-    evidence = after(decisions, GradientHealthSettings(decay=decay, max_share=bound))
+    measurements = after(decisions, GradientHealthSettings(decay=decay, max_share=bound))
     learned = [shares for shares in decisions if shares is not None]
     if not learned:
-        assert not evidence.gradient_healthy[0, 0], "it was never measured"
-        assert evidence.gradient_weight[0, 0] == 0
+        assert not measurements.gradient_healthy[0, 0], "it was never measured"
+        assert measurements.gradient_weight[0, 0] == 0
         return
     vanished, exploded = (average(shares, decay) for shares in zip(*learned, strict=True))
-    assert evidence.vanished_share[0, 0] == pytest.approx(vanished, abs=1e-12)
-    assert evidence.exploded_share[0, 0] == pytest.approx(exploded, abs=1e-12)
+    assert measurements.vanished_share[0, 0] == pytest.approx(vanished, abs=1e-12)
+    assert measurements.exploded_share[0, 0] == pytest.approx(exploded, abs=1e-12)
     if min(abs(vanished - bound), abs(exploded - bound)) > 1e-9:
-        assert evidence.gradient_healthy[0, 0] == (max(vanished, exploded) <= bound)
+        assert measurements.gradient_healthy[0, 0] == (max(vanished, exploded) <= bound)
 
 
 def test_the_bound_itself_is_healthy() -> None:
@@ -173,9 +175,9 @@ def test_seeds_have_means_of_their_own() -> None:
     minibatches = np.array([[8, 0], [0, 8], [0, 0]])
     shares = np.where(minibatches > 0, 1.0, 0.0)
     ill = HealthTable(minibatches, shares, shares, np.zeros((3, 2)), shares)
-    before = update_gradient_evidence(Evidence.none(3, 2), replace(ill, minibatches=np.full((3, 2), 8)), DEFAULT)
+    before = update_gradient_health(SeedMeasurements.none(3, 2), replace(ill, minibatches=np.full((3, 2), 8)), DEFAULT)
     before = replace(before, vanished_share=np.zeros((3, 2)))
-    found = update_gradient_evidence(before, ill, DEFAULT)
+    found = update_gradient_health(before, ill, DEFAULT)
     np.testing.assert_array_equal(found.vanished_share, shares / 1.5)
     np.testing.assert_array_equal(found.gradient_weight, np.where(minibatches > 0, 1.5, 1.0))
     np.testing.assert_array_equal(found.gradient_healthy, minibatches == 0)

@@ -28,7 +28,7 @@ from esper.lifecycle.rules import Isolation
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import SeedTable
 from esper.lifecycle.transitions import step
-from lifecycle.support import RULE_SETS, random_compatibility, random_evidence, sample
+from lifecycle.support import RULE_SETS, random_compatibility, random_measurements, sample
 from open_rules import open_rules
 from rl.short import episodes, instances
 
@@ -38,7 +38,7 @@ PARTS = tuple(list_features(promise=True)._asdict().items())
 PROMISE = PromiseSettings(every=3, first=1, examples=16)
 NEVER_VARIES = {
     # Everything is measured after every step.
-    "evidence_age",
+    "measurement_age",
     # Token hosts have one layout, and every blueprint on offer fits it.
     *(f"layout_{layout}" for layout in Layout),
     "compatible",
@@ -291,8 +291,8 @@ def test_every_conditional_mask_is_the_lifecycle_s(rules) -> None:
     table, relevant = SeedTable.dormant(E, S), torch.from_numpy(RELEVANT)
     ops: set[int] = set()
     for _ in range(STEPS):
-        evidence = random_evidence(E, S, rng)
-        masks = legal_actions(table, evidence, rules, compatible)
+        measurements = random_measurements(E, S, rng)
+        masks = legal_actions(table, measurements, rules, compatible)
         tensors = make_mask_tensors(masks, torch.device("cpu"))
         assert all(tensor.dtype == torch.bool for tensor in tensors)
         actions = sample(masks, rng)
@@ -302,5 +302,5 @@ def test_every_conditional_mask_is_the_lifecycle_s(rules) -> None:
             expected = masks.find_legal(head, op, slot)
             actual = find_legal_choices(tensors, head, torch.from_numpy(op), torch.from_numpy(slot), relevant[op])
             assert np.array_equal(actual.numpy(), expected), head.name
-        table = step(table, evidence, actions, rules, compatible).table
+        table = step(table, measurements, actions, rules, compatible).table
     assert len(ops) >= 4

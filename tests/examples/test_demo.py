@@ -42,7 +42,7 @@ def test_the_demo_grows_a_network_and_trains_a_controller_in_time(tmp_path: Path
     result = make_demo(f"DEMO={tmp_path / 'demo'}")
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert result.returncode == 0, result.stderr
-    assert "on trial" in result.stdout
+    assert "on probation" in result.stdout
     assert re.search(r"accuracy without growth 0\.\d+, with growth 0\.\d+", result.stdout)
     assert "Did learning help?" in result.stdout
     reports = {Path(path) for path in re.findall(r"^report: (.*)$", result.stdout, re.MULTILINE)}

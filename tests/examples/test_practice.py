@@ -73,7 +73,7 @@ def test_a_host_grows_and_leaves_a_run_that_all_views_read(tmp_path: Path, capsy
 
 
 def test_seeds_are_judged_by_forks(capsys: Capture) -> None:
-    run("grow", task="digits", host="mlp", controller="all_at_start", epochs=6, evidence="refit")
+    run("grow", task="digits", host="mlp", controller="all_at_start", epochs=6, counterfactual="refit")
     assert "germinate" in capsys.readouterr().out
 
 
@@ -131,7 +131,7 @@ def test_a_slot_shows_what_grows_in_it_and_how_far_it_is():
     assert [line for line in draw_network(slots, 1000) if "│" not in line] == [
         "  input",
         "  a  ━━ mlp, 96 parameters: kept for good",
-        "  bb ╌╌ lowrank, 96 parameters: on trial, 50% blended in, accuracy +0.012 by it",
+        "  bb ╌╌ lowrank, 96 parameters: on probation, 50% blended in, accuracy +0.012 by it",
         "  c  ·· free",
         "  output 1,000 parameters + 192 grown",
     ]
@@ -164,7 +164,7 @@ def test_without_a_terminal_every_epoch_has_a_line_and_every_change_a_picture():
     lines = show(Console(file=io.StringIO(), width=80)).splitlines()
     assert [line for line in lines if line.startswith("epoch")] == ["epoch 1", "epoch 2", "epoch 3"]
     assert sum("input" in line for line in lines) == 2
-    assert lines.index("epoch 3") < next(number for number, line in enumerate(lines) if "on trial" in line)
+    assert lines.index("epoch 3") < next(number for number, line in enumerate(lines) if "on probation" in line)
 
 
 def test_on_a_terminal_one_picture_is_redrawn_and_lines_are_about_decisions_that_act():
@@ -172,4 +172,4 @@ def test_on_a_terminal_one_picture_is_redrawn_and_lines_are_about_decisions_that
     assert "epoch 3" in output
     assert "epoch 1" not in output
     assert output.count("input") >= 4  # before the first epoch, and after each
-    assert "on trial" in output.rpartition("input")[2]
+    assert "on probation" in output.rpartition("input")[2]

@@ -234,12 +234,12 @@ def test_seeds_are_measured_in_turns(every: int) -> None:
     )
     for step in range(10):
         held, calls = [slot.seed is not None for slot in model.slots.values()], 0
-        before = grower.network.evidence.contribution_age[0].tolist()
-        known = np.isfinite(grower.network.evidence.contribution[0]).tolist()
+        before = grower.network.measurements.contribution_age[0].tolist()
+        known = np.isfinite(grower.network.measurements.contribution[0]).tolist()
         grower.step(train_loss=1.0)
         due = [(step + slot) % every == 0 for slot in range(len(held))]
         assert calls == 1 + sum(here and turn for here, turn in zip(held, due, strict=True))
-        for slot, age in enumerate(grower.network.evidence.contribution_age[0].tolist()):
+        for slot, age in enumerate(grower.network.measurements.contribution_age[0].tolist()):
             assert age == (before[slot] + 1 if held[slot] and known[slot] and not due[slot] else 0)
     assert all(held)
 
@@ -260,7 +260,7 @@ def test_what_is_kept_for_good_is_measured_at_every_fourth_decision_and_at_the_e
         calls.clear()
         contributions.append(loop.epoch().contributions)
         passes.append(len(calls))
-        ages.append(loop.grower.network.evidence.contribution_age[0].tolist())
+        ages.append(loop.grower.network.measurements.contribution_age[0].tolist())
     assert passes == [3, 1, 1, 1, 3, 1, 1, 1, 3]
     assert ages[:5] == [[0, 0], [1, 1], [2, 2], [3, 3], [0, 0]], "the age of what is carried is known"
     assert contributions[0] == contributions[3] != contributions[4]

@@ -125,7 +125,7 @@ def test_nothing_grows_at_any_horizon_where_that_is_asked_for(horizon: int):
 @pytest.mark.parametrize("controller", ["heuristic", "periodic"])
 @pytest.mark.parametrize("tempo", [3, 5, 8])
 @pytest.mark.parametrize("horizon", [20, 40, 100])
-def test_where_there_is_time_every_seed_is_judged_after_its_trial(controller: str, tempo: int, horizon: int):
+def test_where_there_is_time_every_seed_is_judged_after_its_probation(controller: str, tempo: int, horizon: int):
     grower = begun(controller, horizon, rules=Rules(tempos=(tempo,)))
     assert grown(grower, horizon)
     assert not grower.network.table.live.any()
@@ -135,7 +135,7 @@ def test_where_there_is_time_every_seed_is_judged_after_its_trial(controller: st
 @pytest.mark.landing
 @pytest.mark.parametrize("controller", ["heuristic", "periodic"])
 def test_without_a_horizon_planting_goes_on(controller: str):
-    """Each seed is pruned after its trial, so that there is always a place; with a horizon, that ends."""
+    """Each seed is pruned after its probation, so that there is always a place; with a horizon, that ends."""
     germinated = {horizon: grown(begun(controller, horizon, rent=1.0), 3 * HORIZON) for horizon in (None, HORIZON)}
     assert max(germinated[HORIZON]) <= 0.6 * HORIZON
     assert max(germinated[None]) > 2.8 * HORIZON

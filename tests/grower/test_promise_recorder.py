@@ -121,7 +121,7 @@ def test_what_comes_after_may_work_in_place_and_what_comes_before_may_be_frozen(
 @pytest.mark.parametrize("given", [False, True], ids=["heard", "given"])
 def test_slots_that_are_taken_are_not_measured(given: bool) -> None:
     model, (inputs, labels) = make_growing(), make_data()
-    eager = LookRule(LookSettings(promise=PROMISE, threshold=-1.0, early=0.0, trial=100), 20)
+    eager = LookRule(LookSettings(promise=PROMISE, threshold=-1.0, early=0.0, probation=100), 20)
     optimizer = torch.optim.SGD(model.parameter_groups(lr=0.01))
     grower = Grower(model, optimizer, controller=eager, evaluate=validate, horizon=20)
     for _ in range(3):
@@ -347,7 +347,7 @@ def test_however_short_a_growth_it_is_looked_at_while_seeds_may_be_planted(horiz
     assert isinstance(controller, LookRule)
     assert controller.promise is not None
     usual = LookSettings()
-    stop = timing.fit_stop_after(usual.stop_after, timing.fit_trial(usual.trial), 1)
+    stop = timing.fit_stop_after(usual.stop_after, timing.fit_probation(usual.probation), 1)
     may_plant = [one for one in range(1, timing.horizon + 1) if timing.compute_progress(one) <= stop + 1e-6]
     looks = [one for one in may_plant if controller.promise.is_due(np.array([one]))[0]]
     assert len(looks) >= min(3, len(may_plant) - 1, 1 + len(may_plant) // 2)

@@ -1,4 +1,4 @@
-"""Evidence `refit` in a loop of one's own: seeds on trial are compared with a model that trains on without them."""
+"""Counterfactual `refit` in a loop of one's own: seeds are compared with a model that trains on without them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from esper.grower.refit import REFIT_DECISIONS, SeedlessFork
 from esper.growth.persist import plant_structure
 from esper.lifecycle.rules import Reason, Rules, evaluate_gates
 from esper.lifecycle.stages import Stage
-from factories import HELD, RINGS, SLOTS, WIDTH, make_data, packed, validate, with_evidence
+from factories import HELD, RINGS, SLOTS, WIDTH, make_data, packed, validate, with_counterfactual
 
 HORIZON = 20
 DECISIONS = 9
@@ -264,16 +264,16 @@ def test_a_seed_that_comes_later_comes_into_the_fork() -> None:
 @pytest.mark.parametrize("host", HOSTS)
 @pytest.mark.parametrize("how", ["plain", "accumulated", "scaled", "mixed"])
 def test_the_model_does_not_notice(host: Build, how: str) -> None:
-    def run(evidence: str) -> tuple[dict[str, Tensor], list[Any]]:
+    def run(counterfactual: str) -> tuple[dict[str, Tensor], list[Any]]:
         training = Training(host, how=how)
         seen: list[Any] = []
         for parameter in training.model.host.parameters():
             parameter.register_hook(lambda gradient: seen.append(gradient.clone()))
-        grower = grown(training, planting(0, 1), evaluate=with_evidence(evidence))
+        grower = grown(training, planting(0, 1), evaluate=with_counterfactual(counterfactual))
         for _ in range(DECISIONS):
             training.learn(grower.isolated_backward)
             grower.step(train_loss=1.0)
-        assert (len(grower.backend.forks.forks) == 2) is (evidence == "refit")
+        assert (len(grower.backend.forks.forks) == 2) is (counterfactual == "refit")
         moments = [v for s in training.optimizer.state.values() for v in s.values() if isinstance(v, Tensor)]
         return training.tensors(), [*seen, *moments, torch.get_rng_state()]
 
@@ -288,7 +288,7 @@ def separable(examples: int, seed: int) -> tuple[Tensor, Tensor]:
     return points, (points @ torch.randn(4, RINGS, generator=torch.Generator().manual_seed(9))).argmax(1)
 
 
-def judged(evidence: str, seed: int, trial: int, decisions: int, **options: Any) -> list[esper.Decision]:
+def judged(counterfactual: str, seed: int, probation: int, decisions: int, **options: Any) -> list[esper.Decision]:
     """A seed in a host that needs none, until it was kept or pruned."""
     torch.manual_seed(seed)
     host = nn.Sequential(nn.Linear(4, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, RINGS))
@@ -306,8 +306,8 @@ def judged(evidence: str, seed: int, trial: int, decisions: int, **options: Any)
     grower = Grower(
         model,
         optimizer,
-        with_evidence(evidence, evaluate),
-        controller=Heuristic(HeuristicSettings(preferences=((0, 0),), most=1, trial=trial), HORIZON),
+        with_counterfactual(counterfactual, evaluate),
+        controller=Heuristic(HeuristicSettings(preferences=((0, 0),), most=1, probation=probation), HORIZON),
         horizon=HORIZON,
         loss=lambda x, y: F.cross_entropy(model(x), y),
         **options,
@@ -329,12 +329,12 @@ def judged(evidence: str, seed: int, trial: int, decisions: int, **options: Any)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_seed_that_the_host_only_leans_on_is_kept_by_dependence_and_pruned_by_refit(seed: int) -> None:
     ends = {}
-    for evidence in ("dependence", "refit"):
-        decisions = judged(evidence, seed, 3, 8, rent=1e-3)
-        ends[evidence] = decisions[-1].changes[-1]
-        assert ends[evidence].before is Stage.HOLDING
+    for counterfactual in ("dependence", "refit"):
+        decisions = judged(counterfactual, seed, 3, 8, rent=1e-3)
+        ends[counterfactual] = decisions[-1].changes[-1]
+        assert ends[counterfactual].before is Stage.HOLDING
         contribution = decisions[-1].contributions["0"]
-        assert (contribution > 0.01) is (evidence == "dependence")
+        assert (contribution > 0.01) is (counterfactual == "dependence")
     assert ends["dependence"].after is Stage.FOSSILIZED
     assert ends["refit"].after is Stage.PRUNED
 
@@ -342,7 +342,7 @@ def test_a_seed_that_the_host_only_leans_on_is_kept_by_dependence_and_pruned_by_
 @pytest.mark.landing
 @pytest.mark.parametrize("every", [1, 2, 3])
 def test_nothing_judges_a_seed_before_its_fork_is_old_enough(every: int) -> None:
-    """Neither rules nor gates, and not on what was known of it before its trial."""
+    """Neither rules nor gates, and not on what was known of it before its probation."""
     decisions = judged("refit", 0, 1, 9, conduct=EpisodeConfig(counterfactual_every=every))
     changes = [(decision.number, change) for decision in decisions for change in decision.changes]
     entered = next(number for number, change in changes if change.after is Stage.HOLDING)
@@ -363,7 +363,7 @@ def test_the_gate_says_that_nothing_was_measured() -> None:
         training.learn(grower.isolated_backward)
         before = grower.network.table
         grower.step(train_loss=1.0)
-        verdicts = evaluate_gates(before, grower.network.evidence, grower.config.rules)
+        verdicts = evaluate_gates(before, grower.network.counterfactual, grower.config.rules)
         reasons.append([int(verdicts.reason[0, 0])] if before.stage[0, 0] == Stage.HOLDING else [])
     said = [Reason(reason) for told in reasons for reason in told]
     assert said[0] is Reason.NOT_MEASURED
@@ -443,7 +443,7 @@ def test_a_resumed_run_equals_one_that_was_never_cut() -> None:
     assert [one.contributions for one in decisions[late]] == [one.contributions for one in decisions[never]]
     torch.testing.assert_close(states[late], states[never], rtol=0, atol=0)
     assert len(again.backend.forks.forks) == 2
-    with pytest.raises(CheckpointError, match="saved with evidence 'refit', but this grower has 'dependence'"):
+    with pytest.raises(CheckpointError, match="saved with counterfactual 'refit', but this grower has 'dependence'"):
         resumed(training, grower, lambda training: grown(training, planting(0, 7), evaluate=validate))
 
 
@@ -468,7 +468,7 @@ def test_what_could_not_act_is_refused() -> None:
         Grower(training.model, closing, **options, loss=training.loss)
 
 
-def on_trial(how: str = "plain") -> tuple[Training, Grower]:
+def on_probation(how: str = "plain") -> tuple[Training, Grower]:
     """Until the first fork has begun."""
     training = Training(Batched, how=how)
     grower = grown(training, planting(0, 1))
@@ -480,7 +480,7 @@ def on_trial(how: str = "plain") -> tuple[Training, Grower]:
 
 @pytest.mark.landing
 def test_no_fork_outlives_the_end() -> None:
-    grower = on_trial()[1]
+    grower = on_probation()[1]
     forks = [weakref.ref(fork) for fork in grower.backend.forks.forks.values()]
     assert forks
     grower.finish()
@@ -489,13 +489,13 @@ def test_no_fork_outlives_the_end() -> None:
 
 
 def test_a_fork_that_learns_nothing_is_an_error() -> None:
-    training, _ = on_trial()
+    training, _ = on_probation()
     with pytest.raises(ConfigError, match="step without a gradient for the fork without the seed in slot '0'"):
         training.learn(lambda *_: None)
-    _, grower = on_trial()
+    _, grower = on_probation()
     with pytest.raises(ConfigError, match="has not trained since the last decision: call grower.isolated_backward"):
         grower.step(train_loss=1.0)
-    training, grower = on_trial()
+    training, grower = on_probation()
     training.learn(grower.isolated_backward)
     grower.step(train_loss=1.0)
     assert grower.backend.forks.forks
@@ -504,7 +504,7 @@ def test_a_fork_that_learns_nothing_is_an_error() -> None:
 
 
 def test_a_loss_that_does_not_depend_on_the_model_alone_is_refused() -> None:
-    training, grower = on_trial()
+    training, grower = on_probation()
     inputs, labels = make_data()
     kept = list(training.model.host.parameters())
     loss = training.loss(inputs, labels)
@@ -517,7 +517,7 @@ def test_a_loss_that_does_not_depend_on_the_model_alone_is_refused() -> None:
 
 
 def test_what_is_only_measured_teaches_nothing() -> None:
-    training, grower = on_trial()
+    training, grower = on_probation()
     before = forked(grower.backend.forks.forks["0"], training.model)
     with torch.no_grad():
         grower.isolated_backward(training.loss(*make_data()), *make_data())
@@ -525,7 +525,7 @@ def test_what_is_only_measured_teaches_nothing() -> None:
 
 
 def test_a_step_that_the_scaler_skips_is_skipped_by_forks_too() -> None:
-    training, grower = on_trial("scaled")
+    training, grower = on_probation("scaled")
     fork = grower.backend.forks.forks["0"]
     before = [value.clone() for value in fork._parameters.values()]
     training.scaler.update(float("inf"))  # too much for both

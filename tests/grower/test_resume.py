@@ -37,7 +37,7 @@ from factories import (
     packed,
     remembered,
     validate,
-    with_evidence,
+    with_counterfactual,
 )
 
 DECISIONS = 8
@@ -127,10 +127,10 @@ def test_the_means_of_gradient_health_go_on_to_the_last_bit():
     for _ in range(DECISIONS // 2):
         whole.epoch()
         half.epoch()
-        evidence = whole.grower.network.evidence
-        for name, figure in vars(evidence).items():
-            np.testing.assert_array_equal(getattr(half.grower.network.evidence, name), figure, err_msg=name)
-        shares += [*evidence.vanished_share.flatten(), *evidence.exploded_share.flatten()]
+        measurements = whole.grower.network.measurements
+        for name, figure in vars(measurements).items():
+            np.testing.assert_array_equal(getattr(half.grower.network.measurements, name), figure, err_msg=name)
+        shares += [*measurements.vanished_share.flatten(), *measurements.exploded_share.flatten()]
     assert any(0 < share < 1 for share in shares), "the test means to see some"
 
 
@@ -189,7 +189,7 @@ SAME: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "constraints": ({**SETS, "constraints": {"source": 0.1}}, {**SETS, "constraints": {"source": 0.2}}),
     "classes": ({}, {"classes": 4}),
     "seed": ({}, {"seed": 1}),
-    "evidence": ({"controller": IDLE}, {"controller": IDLE, "evidence": "refit", "loss": torch.sum}),
+    "counterfactual": ({"controller": IDLE}, {"controller": IDLE, "counterfactual": "refit", "loss": torch.sum}),
 }
 """Arguments to which what a grower remembers belongs: how it was told, and how otherwise."""
 OTHER: dict[str, tuple[dict[str, Any], Callable[[Grower], Any]]] = {
@@ -222,7 +222,7 @@ def told(**options: Any) -> Grower:
         evaluate = esper.Metric(evaluate, options.pop("metric"), options.pop("higher_is_better", None))
     if "objective" in options:
         evaluate = esper.Constrained(evaluate, options.pop("objective"), options.pop("constraints", None))
-    evaluate = with_evidence(options.pop("evidence", "dependence"), evaluate)
+    evaluate = with_counterfactual(options.pop("counterfactual", "dependence"), evaluate)
     return Grower(model, optimizer, evaluate, **{"controller": "none", "horizon": 20, **options})
 
 

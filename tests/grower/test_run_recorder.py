@@ -29,7 +29,7 @@ from esper.lifecycle.transitions import Cause
 from esper.numerics.devices import describe_platform
 from esper.runs.events import (
     Event,
-    GateJudged,
+    GateChecked,
     LifecycleTransition,
     RolledBack,
     RunEnded,
@@ -45,7 +45,7 @@ from factories import Loop, make_host, packed, validate
 
 BLOWN_UP = 6
 """Decision whose loss is not finite."""
-TOLD = (StepTaken, LifecycleTransition, GateJudged, RolledBack)
+TOLD = (StepTaken, LifecycleTransition, GateChecked, RolledBack)
 
 
 def train(loop: Loop, decisions: int) -> list[Decision]:
@@ -399,7 +399,7 @@ def test_verbose_prints_at_the_end_what_was_tried(capsys: pytest.CaptureFixture[
 def test_a_run_says_all_that_its_grower_was_told(tmp_path: Path):
     options: dict[str, Any] = {"rent": 0.5, "seed": 3, "classes": 3, "train_size": 96, "controller": "none"}
     Loop(**options, evaluate=esper.Metric(validate, "f1", higher_is_better=True), run=tmp_path / "run")
-    criterion: dict[str, Any] = {"metric": "f1", "higher_is_better": True, "evidence": "dependence"}
+    criterion: dict[str, Any] = {"metric": "f1", "higher_is_better": True, "counterfactual": "dependence"}
     criterion |= {"objective": None, "constraints": {}}
     said = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
     assert {name: said[name] for name in (*options, *criterion)} == {**options, **criterion}

@@ -23,7 +23,7 @@ from esper.growth.model import GrowingModel
 from esper.lifecycle.actions import Blend, Head, Op, make_wait_actions
 from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.rules import Rules
-from esper.lifecycle.table import Evidence
+from esper.lifecycle.table import SeedMeasurements
 from esper.rl.episodes import Episodes
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import OptimizerSettings
@@ -67,7 +67,7 @@ class Recorded:
 
 
 def heuristic() -> Controller:
-    return Heuristic(HeuristicSettings(preferences=EVERYTHING, trial=2, at_a_time=3), SUITE.steps)
+    return Heuristic(HeuristicSettings(preferences=EVERYTHING, probation=2, at_a_time=3), SUITE.steps)
 
 
 FEWEST_ALIKE = 5
@@ -82,7 +82,7 @@ def policy() -> Controller:
     return LearnedController(drawn, greedy=False)
 
 
-Known = tuple[TrainingReport, Evidence]
+Known = tuple[TrainingReport, SeedMeasurements]
 
 
 def in_a_population(
@@ -97,7 +97,7 @@ def in_a_population(
     for _ in range(STEPS):
         actions, state = recorded.act(running.observe(), running.legal_actions(), state)
         running.step(actions)
-        reports.append((running.engine.history.training, running.population.evidence))
+        reports.append((running.engine.history.training, running.population.measurements))
         if running.finished.all():
             break
     return running, reports
@@ -158,7 +158,7 @@ def by_itself(
             right.append((logits.argmax(1) == answers).double().mean().item())
         if step < STEPS - 1:  # the population takes its last decision before its last training
             decision = grower.step(train_loss=float(np.mean(losses)), train_accuracy=float(np.mean(right)))
-            reports.append((grower.engine.history.training, grower.engine.evidence_measured))
+            reports.append((grower.engine.history.training, grower.engine.measured_seeds))
             if decision.finished:
                 break
     return model, reports
@@ -188,8 +188,8 @@ def test_so_it_is_where_counterfactuals_take_turns(make: Any) -> None:
     rules = Rules().model_copy(update={"harm_tolerance": 1.0, "operations": OPERATIONS})
     crowd, single = Recorded(make(), late=True), Recorded(make(), late=False)
     compare(crowd, single, rules, EpisodeConfig(counterfactual_every=3), SUITE.optimizer)
-    age = [feature.name for feature in SLOT_FEATURES].index("evidence_age")
-    assert max(float(seen.slots[..., age].max()) for seen in single.seen) > 0, "the test means to see old evidence"
+    age = [feature.name for feature in SLOT_FEATURES].index("measurement_age")
+    assert max(float(seen.slots[..., age].max()) for seen in single.seen) > 0, "the test means to see old measurements"
 
 
 def test_so_it_is_where_a_plateau_ends_it() -> None:
@@ -246,9 +246,9 @@ def compare(
 
 
 def figures(known: Known) -> dict[str, Any]:
-    """All figures of a report, its health's too, and the evidence on gradients."""
-    report, evidence = known
+    """All figures of a report, its health's too, and the health of gradients."""
+    report, measurements = known
     every = {**vars(report), **vars(report.health)}
     del every["health"]
     means = ("gradient_healthy", "vanished_share", "exploded_share", "gradient_weight")
-    return {**every, **{name: getattr(evidence, name).astype(float) for name in means}}
+    return {**every, **{name: getattr(measurements, name).astype(float) for name in means}}

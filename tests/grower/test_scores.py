@@ -292,7 +292,7 @@ def test_a_seed_worth_a_tenth_of_the_loss_now_is_kept_whatever_the_loss_was_at_f
     """As in a U-Net, whose loss was .146 at first."""
     options, name = LOWER[about]
     falling = Falling(name, first)
-    rule = Heuristic(HeuristicSettings(most=1, trial=2, margin=0.02), EPOCHS)
+    rule = Heuristic(HeuristicSettings(most=1, probation=2, margin=0.02), EPOCHS)
     training = Training()
     given = growth_about(falling, **options)
     conduct = esper.EpisodeConfig(governor=None)

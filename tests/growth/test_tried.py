@@ -26,7 +26,7 @@ SENTENCES = (
     "(planted at decision 10, 1 parameter)",
     "pruned mlp in 2 at decision 14 by governor (planted at decision 13, 36 parameters)",
     "pruned mlp in 4 at decision 16 by finish: had no effect yet (planted at decision 14, 36 parameters)",
-    "on trial norm in 0 (planted at decision 15, 36 parameters)",
+    "on probation norm in 0 (planted at decision 15, 36 parameters)",
 )
 
 
@@ -54,7 +54,7 @@ def test_figures_that_are_not_known_are_left_out(judgement: ModuleJudgement, tex
 
 
 def test_the_count_leaves_out_what_is_not_settled() -> None:
-    assert count_tried(TRIED) == "5 modules tried, 1 kept, 1 on trial"
+    assert count_tried(TRIED) == "5 modules tried, 1 kept, 1 on probation"
     assert count_tried(TRIED[:1]) == "1 module tried, 0 kept"
 
 
@@ -63,7 +63,7 @@ def test_a_summary_lists_what_was_tried() -> None:
     assert "tried" not in str(model.summary())
     model.tried = TRIED
     lines = str(model.summary()).splitlines()
-    start = lines.index("5 modules tried, 1 kept, 1 on trial")
+    start = lines.index("5 modules tried, 1 kept, 1 on probation")
     names = "slot blueprint outcome by planted judged parameters"
     figures = "contribution error rent minimum loss without it loss error loss minimum"
     assert lines[start + 1].split() == f"{names} {figures}".split()
@@ -72,7 +72,7 @@ def test_a_summary_lists_what_was_tried() -> None:
         ["2", "norm", "kept", "heuristic", "10", "12", "1", "+0.5", "-", "0.1", "+0.12", *"---"],
         ["2", "mlp", "pruned", "governor", "13", "14", "36", *"-------"],
         ["4", "mlp", "pruned", "finish", "14", "16", "36", "-", "-", "0.1", "+0.1", *"---"],
-        ["0", "norm", "on", "trial", "-", "15", "-", "36", *"-------"],
+        ["0", "norm", "on", "probation", "-", "15", "-", "36", *"-------"],
     ]
 
 

@@ -14,7 +14,7 @@ from esper.lifecycle.transitions import Cause
 
 @dataclass
 class Measured:
-    """The evidence about one slot."""
+    """The measurements about one slot."""
 
     probed: bool
     gradient_healthy: bool
@@ -66,7 +66,7 @@ class Slot:
 
 
 def is_legal(
-    environment: list[Slot], evidence: list[Measured], action: list[int], rules: Rules, fits: list[list[bool]]
+    environment: list[Slot], measurements: list[Measured], action: list[int], rules: Rules, fits: list[list[bool]]
 ):
     """Whether one environment may take the action, where fits[slot][blueprint]."""
     op, slot, blueprint, blend, tempo, target, speed, curve = action
@@ -76,7 +76,7 @@ def is_legal(
         return not any(action)
     if not 0 <= slot < len(environment):
         return False
-    place, measured = environment[slot], evidence[slot]
+    place, measured = environment[slot], measurements[slot]
     if op == Op.GERMINATE:
         return (
             speed == curve == 0
@@ -132,7 +132,7 @@ def gate_2(place: Slot, measured: Measured, rules: Rules) -> Reason:
 def gate_5(measured: Measured, rules: Rules) -> Reason:
     if math.isnan(measured.contribution):
         return Reason.NOT_MEASURED
-    if measured.contribution_age > rules.evidence_max_age:
+    if measured.contribution_age > rules.measurement_max_age:
         return Reason.STALE
     if measured.contribution < -rules.harm_tolerance:
         return Reason.HARMFUL
@@ -152,7 +152,7 @@ def gate_ahead(place: Slot, measured: Measured, rules: Rules) -> Reason:
     return Reason.NO_GATE
 
 
-def step(environment: list[Slot], evidence: list[Measured], action: list[int], rules: Rules) -> None:
+def step(environment: list[Slot], measurements: list[Measured], action: list[int], rules: Rules) -> None:
     """One step of one environment, in place; changes of stage are appended to the slots' logs."""
     for number, place in enumerate(environment):
         place.stage_age += 1
@@ -161,7 +161,7 @@ def step(environment: list[Slot], evidence: list[Measured], action: list[int], r
         if action[Head.OP] != Op.WAIT and action[Head.SLOT] == number:
             operate(place, action)
         else:
-            tick(place, evidence[number], rules)
+            tick(place, measurements[number], rules)
 
 
 def operate(place: Slot, action: list[int]) -> None:

@@ -1,4 +1,4 @@
-"""Rule sets, random evidence and random legal actions for the lifecycle's tests."""
+"""Rule sets, random measurements and random legal actions for the lifecycle's tests."""
 
 from dataclasses import fields, replace
 from itertools import product
@@ -19,7 +19,7 @@ from esper.lifecycle.actions import (
 from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
-from esper.lifecycle.table import Evidence, SeedTable
+from esper.lifecycle.table import SeedMeasurements, SeedTable
 from esper.lifecycle.transitions import Cause, Step, step
 from esper.numerics.arrays import Bools, Ints
 from open_rules import open_rules
@@ -30,7 +30,7 @@ WIDE = {
     "blends": tuple(Blend),
     "cooldown": (2, 1, 3),
     "min_training_steps": 1,
-    "evidence_max_age": 0,
+    "measurement_max_age": 0,
     "harm_tolerance": 0.5,
 }
 NARROW = {
@@ -53,11 +53,11 @@ RULE_SETS = {
 }
 
 
-def good_evidence(environments: int = 1, slots: int = 1) -> Evidence:
+def good_measurements(environments: int = 1, slots: int = 1) -> SeedMeasurements:
     """Everything a gate may ask for."""
     shape = (environments, slots)
     return replace(
-        Evidence.none(*shape),
+        SeedMeasurements.none(*shape),
         probed=np.ones(shape, np.bool_),
         gradient_healthy=np.ones(shape, np.bool_),
         contribution=np.ones(shape, np.float32),
@@ -65,11 +65,11 @@ def good_evidence(environments: int = 1, slots: int = 1) -> Evidence:
     )
 
 
-def random_evidence(environments: int, slots: int, generator: np.random.Generator) -> Evidence:
+def random_measurements(environments: int, slots: int, generator: np.random.Generator) -> SeedMeasurements:
     shape = (environments, slots)
     contribution = generator.normal(0.5, 1.0, shape).astype(np.float32)
     return replace(
-        Evidence.none(*shape),
+        SeedMeasurements.none(*shape),
         probed=generator.random(shape) < 0.9,
         gradient_healthy=generator.random(shape) < 0.8,
         contribution=np.where(generator.random(shape) < 0.2, np.float32(np.nan), contribution),
@@ -77,8 +77,10 @@ def random_evidence(environments: int, slots: int, generator: np.random.Generato
     )
 
 
-def evidence_rows(evidence: Evidence, rows: Rows) -> Evidence:
-    return Evidence(**{field.name: getattr(evidence, field.name)[rows] for field in fields(Evidence)})
+def measurement_rows(measurements: SeedMeasurements, rows: Rows) -> SeedMeasurements:
+    return SeedMeasurements(
+        **{field.name: getattr(measurements, field.name)[rows] for field in fields(SeedMeasurements)}
+    )
 
 
 def random_compatibility(environments: int, slots: int, blueprints: int, generator: np.random.Generator) -> Bools:
@@ -104,11 +106,11 @@ def every_action(slots: int, blueprints: int) -> Ints:
     return np.unique(clear_irrelevant_heads(combinations), axis=0)
 
 
-def play(table: SeedTable, rules: Rules, *actions: Ints, evidence: Evidence | None = None) -> Step:
-    """Steps through single-environment actions ``[8]`` under good evidence; three blueprints fit everywhere."""
+def play(table: SeedTable, rules: Rules, *actions: Ints, measurements: SeedMeasurements | None = None) -> Step:
+    """Steps through single-environment actions ``[8]`` under good measurements; three blueprints fit everywhere."""
     result: Step | None = None
     for chosen in actions:
-        seen = good_evidence(1, table.slots) if evidence is None else evidence
+        seen = good_measurements(1, table.slots) if measurements is None else measurements
         result = step(table, seen, chosen[None], rules, np.ones((1, table.slots, 3), np.bool_))
         table = result.table
     assert result is not None

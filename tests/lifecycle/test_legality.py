@@ -12,10 +12,18 @@ from esper.lifecycle.actions import Blend, Curve, Head, Op, make_action, make_wa
 from esper.lifecycle.legality import ActionMasks, canonicalise, is_legal, legal_actions, require_legal
 from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import Stage
-from esper.lifecycle.table import Evidence, SeedTable
+from esper.lifecycle.table import SeedMeasurements, SeedTable
 from esper.lifecycle.transitions import step
 from lifecycle import reference
-from lifecycle.support import DEFAULT, RULE_SETS, good_evidence, play, random_compatibility, random_evidence, sample
+from lifecycle.support import (
+    DEFAULT,
+    RULE_SETS,
+    good_measurements,
+    play,
+    random_compatibility,
+    random_measurements,
+    sample,
+)
 from lifecycle.test_reference import measured
 from open_rules import open_rules
 
@@ -28,11 +36,11 @@ TRAINING = play(EMPTY, open_rules(isolation="shadow"), make_action(Op.GERMINATE)
 FOSSIL = play(HELD, open_rules(), make_action(Op.FOSSILIZE)).table
 
 
-def masks_of(table: SeedTable, rules: Rules | None = None, evidence: Evidence | None = None) -> ActionMasks:
+def masks_of(table: SeedTable, rules: Rules | None = None, measurements: SeedMeasurements | None = None) -> ActionMasks:
     shape = table.stage.shape
     compatible = np.zeros((*shape, 3), np.bool_)
     compatible[:, 0, :2] = True
-    return legal_actions(table, evidence or good_evidence(*shape), rules or open_rules(), compatible)
+    return legal_actions(table, measurements or good_measurements(*shape), rules or open_rules(), compatible)
 
 
 REFUSALS = {
@@ -117,7 +125,7 @@ def test_what_the_rules_leave_out_is_refused() -> None:
 
 def test_a_closed_gate_5_is_named() -> None:
     with pytest.raises(IllegalActionError, match="gate G5 is closed, NOT_MEASURED"):
-        require_legal(make_action(Op.FOSSILIZE)[None], masks_of(HELD, evidence=Evidence.none(1, 2)))
+        require_legal(make_action(Op.FOSSILIZE)[None], masks_of(HELD, measurements=SeedMeasurements.none(1, 2)))
 
 
 @pytest.mark.parametrize(
@@ -140,9 +148,9 @@ def test_check_refuses_exactly_what_the_plain_rules_forbid(name: str) -> None:
     population = [[reference.Slot() for _ in range(slots)] for _ in range(environments)]
     verdicts = {True: 0, False: 0}
     for _ in range(25):
-        evidence = random_evidence(environments, slots, generator)
-        facts = measured(evidence)
-        masks = legal_actions(table, evidence, rules, compatible)
+        measurements = random_measurements(environments, slots, generator)
+        facts = measured(measurements)
+        masks = legal_actions(table, measurements, rules, compatible)
         taken = sample(masks, generator)
         tried = taken.copy()
         distorted = generator.random(environments) < 0.7
@@ -158,7 +166,7 @@ def test_check_refuses_exactly_what_the_plain_rules_forbid(name: str) -> None:
             else:
                 with pytest.raises(IllegalActionError, match=expected_place(number, tried[number], table)):
                     require_legal(actions, masks)
-        table = step(table, evidence, taken, rules, compatible).table
+        table = step(table, measurements, taken, rules, compatible).table
         for environment, row, chosen in zip(population, facts, taken.tolist(), strict=True):
             reference.step(environment, row, chosen, rules)
     assert min(verdicts.values()) > 100
@@ -209,9 +217,11 @@ def test_canonicalise_keeps_what_is_legal_but_for_irrelevant_heads() -> None:
     assert changed.tolist() == [False, True, True, True]
 
 
-def masks_where_all_fit(table: SeedTable, rules: Rules = DEFAULT, evidence: Evidence | None = None) -> ActionMasks:
+def masks_where_all_fit(
+    table: SeedTable, rules: Rules = DEFAULT, measurements: SeedMeasurements | None = None
+) -> ActionMasks:
     shape = table.stage.shape
-    seen = good_evidence(*shape) if evidence is None else evidence
+    seen = good_measurements(*shape) if measurements is None else measurements
     return legal_actions(table, seen, rules, np.ones((*shape, 3), np.bool_))
 
 

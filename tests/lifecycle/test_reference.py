@@ -13,7 +13,7 @@ from esper.lifecycle.actions import Head, Op, make_action, make_wait_actions
 from esper.lifecycle.legality import ActionMasks, is_legal, legal_actions
 from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import Stage
-from esper.lifecycle.table import Evidence, SeedTable
+from esper.lifecycle.table import SeedMeasurements, SeedTable
 from esper.lifecycle.transitions import Cause, finish_growth, step
 from esper.numerics.arrays import Bools, Ints
 from lifecycle import reference
@@ -24,16 +24,16 @@ from lifecycle.support import (
     assert_sound,
     assert_step_is_sound,
     every_action,
-    evidence_rows,
-    good_evidence,
+    good_measurements,
+    measurement_rows,
     random_compatibility,
-    random_evidence,
+    random_measurements,
     sample,
 )
 
 
-def measured(evidence: Evidence) -> list[list[reference.Measured]]:
-    columns = [getattr(evidence, field.name).tolist() for field in fields(reference.Measured)]
+def measured(measurements: SeedMeasurements) -> list[list[reference.Measured]]:
+    columns = [getattr(measurements, field.name).tolist() for field in fields(reference.Measured)]
     return [[reference.Measured(*slot) for slot in zip(*row, strict=True)] for row in zip(*columns, strict=True)]
 
 
@@ -63,7 +63,7 @@ def as_table(population: list[list[reference.Slot]]) -> SeedTable:
 @pytest.mark.parametrize("name", RULE_SETS)
 @pytest.mark.few(4)
 def test_tables_verdicts_and_transitions_agree(name: str) -> None:
-    """Long random legal sequences with random evidence."""
+    """Long random legal sequences with random measurements."""
     environments, slots, blueprints, steps = 16, 3, 4, 200
     rules, generator = RULE_SETS[name], np.random.default_rng(len(name))
     compatible = random_compatibility(environments, slots, blueprints, generator)
@@ -71,10 +71,10 @@ def test_tables_verdicts_and_transitions_agree(name: str) -> None:
     population = [[reference.Slot() for _ in range(slots)] for _ in range(environments)]
     seen: Counter[tuple[Stage, Stage]] = Counter()
     for _ in range(steps):
-        evidence = random_evidence(environments, slots, generator)
-        actions = sample(legal_actions(table, evidence, rules, compatible), generator)
-        result = step(table, evidence, actions, rules, compatible)
-        facts = measured(evidence)
+        measurements = random_measurements(environments, slots, generator)
+        actions = sample(legal_actions(table, measurements, rules, compatible), generator)
+        result = step(table, measurements, actions, rules, compatible)
+        facts = measured(measurements)
         reasons = [
             [reference.gate_ahead(slot, fact, rules) for slot, fact in zip(*pair, strict=True)]
             for pair in zip(population, facts, strict=True)
@@ -122,18 +122,18 @@ def test_masks_agree(name: str) -> None:
     table = SeedTable.dormant(environments, slots)
     population = [[reference.Slot() for _ in range(slots)] for _ in range(environments)]
     for _ in range(steps):
-        evidence = random_evidence(environments, slots, generator)
-        facts = measured(evidence)
+        measurements = random_measurements(environments, slots, generator)
+        facts = measured(measurements)
         for number, environment in enumerate(population):
             allowed = [
                 reference.is_legal(environment, facts[number], row, rules, fits[number]) for row in candidates.tolist()
             ]
             copies = np.full(len(candidates), number)
-            masks = legal_actions(table.rows(copies), evidence_rows(evidence, copies), rules, compatible[copies])
+            masks = legal_actions(table.rows(copies), measurement_rows(measurements, copies), rules, compatible[copies])
             assert is_legal(candidates, masks).tolist() == allowed
             assert_masks_are_exact(masks, candidates[allowed])
-        actions = sample(legal_actions(table, evidence, rules, compatible), generator)
-        table = step(table, evidence, actions, rules, compatible).table
+        actions = sample(legal_actions(table, measurements, rules, compatible), generator)
+        table = step(table, measurements, actions, rules, compatible).table
         for environment, row, chosen in zip(population, facts, actions.tolist(), strict=True):
             reference.step(environment, row, chosen, rules)
 
@@ -155,11 +155,11 @@ def assert_masks_are_exact(masks: ActionMasks, allowed: Ints) -> None:
     assert masks.flat()[0].tolist() == np.concatenate(marginals).tolist()
 
 
-# Exhaustive: every state that one slot can reach, every kind of evidence, every legal action.
+# Exhaustive: every state that one slot can reach, every kind of measurement, every legal action.
 
 
-KINDS_OF_EVIDENCE = replace(
-    Evidence.none(5, 1),
+KINDS_OF_MEASUREMENTS = replace(
+    SeedMeasurements.none(5, 1),
     probed=np.array([[True], [False], [True], [True], [True]]),
     gradient_healthy=np.array([[True], [False], [True], [True], [True]]),
     contribution=np.array([[1], [1], [np.nan], [1], [-2]], np.float32),
@@ -193,16 +193,16 @@ def fits(table: SeedTable) -> Bools:
 
 def successors(states: SeedTable, rules: Rules) -> SeedTable:
     """Where every legal action leads from every one of the ``states``; each step is checked."""
-    kinds = len(KINDS_OF_EVIDENCE.probed)
+    kinds = len(KINDS_OF_MEASUREMENTS.probed)
     state, kind, choice = (axis.ravel() for axis in np.indices((states.environments, kinds, len(CANDIDATES))))
-    table, evidence, actions = states.rows(state), evidence_rows(KINDS_OF_EVIDENCE, kind), CANDIDATES[choice]
-    masks = legal_actions(table, evidence, rules, fits(table))
+    table, measurements, actions = states.rows(state), measurement_rows(KINDS_OF_MEASUREMENTS, kind), CANDIDATES[choice]
+    masks = legal_actions(table, measurements, rules, fits(table))
     assert_prunable(table, masks)
 
     chosen = is_legal(actions, masks)
-    table, evidence, actions = table.rows(chosen), evidence_rows(evidence, chosen), actions[chosen]
+    table, measurements, actions = table.rows(chosen), measurement_rows(measurements, chosen), actions[chosen]
     before = table.copy()
-    result = step(table, evidence, actions, rules, fits(table))
+    result = step(table, measurements, actions, rules, fits(table))
     assert all(np.array_equal(getattr(table, name), value) for name, value in vars(before).items()), "table mutated"
     assert_step_is_sound(table, result, actions, rules)
     assert_obeyed(table, actions, result.table)
@@ -247,12 +247,12 @@ def test_every_live_seed_can_be_pruned_and_leaves_a_dormant_slot(name: str) -> N
     actions = np.tile(
         make_action(Op.PRUNE, alpha_speed=speed, alpha_curve=rules.alpha_curves[0]), (table.environments, 1)
     )
-    evidence = good_evidence(table.environments, 1)
+    measurements = good_measurements(table.environments, 1)
     at_once = (table.alpha == 0) | (speed == 0)
     # After the ramp one more step takes the seed away.
     gone = np.where(at_once, 1, speed + 1)
     for number in range(1, speed + 1 + sum(rules.cooldown) + 1):
-        table = step(table, evidence, actions, rules, fits(table)).table
+        table = step(table, measurements, actions, rules, fits(table)).table
         actions = make_wait_actions(table.environments)
         assert np.array_equal(table.live, number < gone)
         assert np.array_equal(table.stage == Stage.DORMANT, number >= gone + sum(rules.cooldown))
@@ -278,7 +278,7 @@ def test_growth_can_end_in_every_reachable_state(name: str) -> None:
         for field in fields(SeedTable):
             assert np.array_equal(getattr(after, field.name)[others], getattr(states, field.name)[others])
         result = step(
-            after, good_evidence(after.environments, 1), make_wait_actions(after.environments), rules, fits(after)
+            after, good_measurements(after.environments, 1), make_wait_actions(after.environments), rules, fits(after)
         )
         assert np.array_equal(result.table.alpha[kept], states.alpha[kept]), "time goes on, and fossils stay"
         assert_sound(result.table, rules, ended=True)

@@ -26,8 +26,8 @@ from esper.lifecycle.actions import (
 from esper.lifecycle.legality import legal_actions
 from esper.lifecycle.rules import GATES, Isolation, Reason, Rules, evaluate_gates
 from esper.lifecycle.stages import BLENDED, COOLDOWN, LIVE, OWNING, Stage
-from esper.lifecycle.table import NO_BLUEPRINT, Evidence, SeedTable
-from lifecycle.support import DEFAULT, RULE_SETS, good_evidence, play
+from esper.lifecycle.table import NO_BLUEPRINT, SeedMeasurements, SeedTable
+from lifecycle.support import DEFAULT, RULE_SETS, good_measurements, play
 from open_rules import OPEN_RULES, open_rules
 
 
@@ -90,7 +90,7 @@ def test_training_in_isolation_can_always_be_ended() -> None:
     assert Op.ADVANCE in alone.narrow(Rules()).operations
 
 
-# Tables and evidence as structs of arrays.
+# Tables and measurements as structs of arrays.
 
 
 def grown() -> SeedTable:
@@ -138,18 +138,18 @@ def test_rows_take_indices_masks_and_slices_and_reset_a_mask(rows: np.ndarray) -
         assert getattr(reset, field.name).dtype == ours.dtype
 
 
-def test_without_evidence_nothing_is_known() -> None:
-    evidence = Evidence.none(2, 3)
-    assert not evidence.probed.any()
-    assert not evidence.gradient_healthy.any()
-    assert np.isnan(evidence.contribution).all()
-    assert evidence.contribution_age.shape == (2, 3)
+def test_without_measurements_nothing_is_known() -> None:
+    measurements = SeedMeasurements.none(2, 3)
+    assert not measurements.probed.any()
+    assert not measurements.gradient_healthy.any()
+    assert np.isnan(measurements.contribution).all()
+    assert measurements.contribution_age.shape == (2, 3)
 
 
 # Each gate lets a seed pass for the right reason.
 
 
-RULES = open_rules(min_training_steps=3, evidence_max_age=2, harm_tolerance=0.5)
+RULES = open_rules(min_training_steps=3, measurement_max_age=2, harm_tolerance=0.5)
 
 
 def slot(stage: Stage, **values: float) -> SeedTable:
@@ -162,10 +162,10 @@ def slot(stage: Stage, **values: float) -> SeedTable:
 
 
 def seen(**values: float):
-    """Good evidence with some values replaced."""
-    evidence = good_evidence()
-    arrays = {name: np.full((1, 1), value, getattr(evidence, name).dtype) for name, value in values.items()}
-    return replace(evidence, **arrays)
+    """Good measurements with some values replaced."""
+    measurements = good_measurements()
+    arrays = {name: np.full((1, 1), value, getattr(measurements, name).dtype) for name, value in values.items()}
+    return replace(measurements, **arrays)
 
 
 OPEN, BAD = Reason.PASSED, {"probed": False, "gradient_healthy": False, "contribution": -1.0}
@@ -191,18 +191,18 @@ GATED = (
 """A stage, values of its slot, what is measured of it, and what its gate says."""
 
 
-@pytest.mark.parametrize(("stage", "values", "evidence", "reason"), GATED)
+@pytest.mark.parametrize(("stage", "values", "measurements", "reason"), GATED)
 def test_a_gate_gives_its_reason(
-    stage: Stage, values: dict[str, float], evidence: dict[str, float], reason: Reason
+    stage: Stage, values: dict[str, float], measurements: dict[str, float], reason: Reason
 ) -> None:
-    found = evaluate_gates(slot(stage, **values), seen(**evidence), RULES)
+    found = evaluate_gates(slot(stage, **values), seen(**measurements), RULES)
     assert (found.reason[0, 0], found.passed[0, 0]) == (reason, reason == Reason.PASSED)
 
 
 @pytest.mark.parametrize(("elapsed", "legal"), [(3, True), (2, False)])
 def test_a_held_seed_whose_alpha_moves_is_not_fossilized(elapsed: int, legal: bool) -> None:
     table = slot(Stage.HOLDING, alpha_elapsed=elapsed, alpha_duration=3)
-    masks = legal_actions(table, good_evidence(), RULES, np.ones((1, 1, 1), np.bool_))
+    masks = legal_actions(table, good_measurements(), RULES, np.ones((1, 1, 1), np.bool_))
     assert masks.slot[0, Op.FOSSILIZE, 0] == legal
 
 

@@ -14,7 +14,7 @@ from esper.lifecycle.actions import ALPHA_TARGETS, TEMPOS, Blend, Curve, Op, mak
 from esper.lifecycle.legality import legal_actions
 from esper.lifecycle.rules import Reason, Rules
 from esper.lifecycle.stages import Stage
-from esper.lifecycle.table import Evidence, SeedTable
+from esper.lifecycle.table import SeedMeasurements, SeedTable
 from esper.lifecycle.transitions import (
     LONGEST_RAMP,
     Cause,
@@ -33,11 +33,11 @@ from lifecycle.support import (
     SHADOW,
     WIDE,
     assert_sound,
-    evidence_rows,
-    good_evidence,
+    good_measurements,
+    measurement_rows,
     play,
     random_compatibility,
-    random_evidence,
+    random_measurements,
     sample,
 )
 from open_rules import open_rules
@@ -124,13 +124,13 @@ def test_advance_waits_for_the_third_step_of_training() -> None:
 
 def test_a_seed_being_pruned_is_left_alone() -> None:
     falling = play(holding(), DEFAULT, make_action(Op.PRUNE, alpha_speed=8)).table
-    masks = legal_actions(falling, good_evidence(), DEFAULT, np.ones((1, 1, 3), np.bool_))
+    masks = legal_actions(falling, good_measurements(), DEFAULT, np.ones((1, 1, 3), np.bool_))
     assert np.flatnonzero(masks.op[0]).tolist() == [Op.WAIT]
 
 
 def test_a_failed_probe_prunes_the_seed() -> None:
     newborn = play(EMPTY, DEFAULT, GERMINATE).table
-    result = play(newborn, DEFAULT, WAIT, evidence=Evidence.none(1, 1))
+    result = play(newborn, DEFAULT, WAIT, measurements=SeedMeasurements.none(1, 1))
     assert only_change(result) == (0, 0, Stage.GERMINATED, Stage.PRUNED, 2, Cause.TICK, Reason.NOT_PROBED)
     assert result.gates.reason[0, 0] == Reason.NOT_PROBED
 
@@ -211,7 +211,7 @@ def test_an_illegal_action_anywhere_changes_nothing() -> None:
     before = table.copy()
     actions = np.stack([GERMINATE, make_action(Op.FOSSILIZE)])
     with pytest.raises(IllegalActionError, match="environment 1"):
-        step(table, good_evidence(2, 1), actions, DEFAULT, np.ones((2, 1, 3), np.bool_))
+        step(table, good_measurements(2, 1), actions, DEFAULT, np.ones((2, 1, 3), np.bool_))
     assert all(np.array_equal(getattr(table, name), getattr(before, name)) for name in vars(before))
 
 
@@ -226,14 +226,14 @@ def test_environments_do_not_touch_each_other(name: str) -> None:
     shuffled = table.rows(order)
     alone = [table.rows([number]) for number in range(environments)]
     for _ in range(60):
-        evidence = random_evidence(environments, slots, generator)
-        actions = sample(legal_actions(table, evidence, rules, compatible), generator)
-        table = step(table, evidence, actions, rules, compatible).table
-        shuffled = step(shuffled, evidence_rows(evidence, order), actions[order], rules, compatible[order]).table
+        measurements = random_measurements(environments, slots, generator)
+        actions = sample(legal_actions(table, measurements, rules, compatible), generator)
+        table = step(table, measurements, actions, rules, compatible).table
+        shuffled = step(shuffled, measurement_rows(measurements, order), actions[order], rules, compatible[order]).table
         for number in range(environments):
             own = [number]
-            own_evidence = evidence_rows(evidence, own)
-            alone[number] = step(alone[number], own_evidence, actions[own], rules, compatible[own]).table
+            own_measurements = measurement_rows(measurements, own)
+            alone[number] = step(alone[number], own_measurements, actions[own], rules, compatible[own]).table
         for field in fields(SeedTable):
             whole = getattr(table, field.name)
             assert np.array_equal(whole[order], getattr(shuffled, field.name))
@@ -241,7 +241,7 @@ def test_environments_do_not_touch_each_other(name: str) -> None:
 
 
 def test_a_rollback_removes_seeds_at_once_and_lets_no_time_pass() -> None:
-    table, everything = SeedTable.dormant(2, 2), (good_evidence(2, 2), DEFAULT, np.ones((2, 2, 3), np.bool_))
+    table, everything = SeedTable.dormant(2, 2), (good_measurements(2, 2), DEFAULT, np.ones((2, 2, 3), np.bool_))
     for actions in ((GERMINATE, GERMINATE), (make_action(Op.GERMINATE, 1), WAIT)):
         table = step(table, everything[0], np.stack(actions), *everything[1:]).table
     before = table.copy()
@@ -295,7 +295,7 @@ def test_fossils_count_fully_from_the_start_and_stay() -> None:
     assert changes.born.all()
     assert set(changes.cause.tolist()) == {Cause.START}
     for _ in range(3):
-        after = step(table, Evidence.none(2, 3), make_wait_actions(2), RULES, COMPATIBLE)
+        after = step(table, SeedMeasurements.none(2, 3), make_wait_actions(2), RULES, COMPATIBLE)
         assert len(after.transitions) == 0
         assert_sound(after.table, RULES)
         assert after.table.alpha.tolist() == table.alpha.tolist()

@@ -11,7 +11,7 @@ from esper.lifecycle.actions import Op, make_action, make_wait_actions
 from esper.population.learning import Batch, stack_data, train
 from esper.population.population import Actions, Population
 from open_rules import open_rules
-from population.scenes import SUITE, good_evidence, networks, plan
+from population.scenes import SUITE, good_measurements, networks, plan
 
 CPU = torch.device("cpu")
 Slots = NDArray[np.int64]
@@ -42,7 +42,7 @@ def planted_seeds() -> Planted:
     generator = torch.Generator().manual_seed(0)
 
     def decide(actions: Actions) -> None:
-        population.evidence = good_evidence(population)
+        population.measurements = good_measurements(population)
         population.decide(actions)
 
     def minibatch() -> Batch:

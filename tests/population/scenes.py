@@ -8,14 +8,14 @@ import torch
 from torch import nn
 
 from esper.control.rules import Uniform
-from esper.engine.gradients import update_gradient_evidence
-from esper.engine.measurements import Evaluation, TrainingReport, update_evidence
+from esper.engine.gradients import update_gradient_health
+from esper.engine.measurements import Evaluation, TrainingReport, update_measurements
 from esper.growth.seed import Seed
 from esper.lifecycle.actions import Blend, Op, make_action, make_wait_actions
 from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
-from esper.lifecycle.table import Evidence, SeedTable
+from esper.lifecycle.table import SeedMeasurements, SeedTable
 from esper.population.evaluation import evaluate
 from esper.population.learning import Batch, train
 from esper.population.parameters import SeedKind, StackedParameters
@@ -105,28 +105,30 @@ def both(chosen: Sequence[Instance], shared: PopulationConfig) -> tuple[Populati
     return Population(shared, networks(chosen)), ReferencePopulation(shared, networks(chosen))
 
 
-def record_evidence(population: Population, report: TrainingReport, evaluation: Evaluation) -> None:
-    """Make what was measured the evidence for the next decision, as the engine does."""
-    evidence = update_gradient_evidence(population.evidence, report.health, population.config.gradient_health)
-    population.evidence = update_evidence(population.table, evidence, evaluation)
+def record_measurements(population: Population, report: TrainingReport, evaluation: Evaluation) -> None:
+    """Make what was measured the measurements for the next decision, as the engine does."""
+    measurements = update_gradient_health(population.measurements, report.health, population.config.gradient_health)
+    population.measurements = update_measurements(population.table, measurements, evaluation)
 
 
 def advance(population: Population, draws: Draws, actions: Actions, batches: int = 2) -> None:
     """One decision, its training and its measurement."""
     population.decide(actions)
     report = train(population, [draws.batch() for _ in range(batches)])
-    record_evidence(population, report, evaluate(population, draws.batch(VALIDATION)))
+    record_measurements(population, report, evaluate(population, draws.batch(VALIDATION)))
 
 
-def good_evidence(population: Population) -> Evidence:
+def good_measurements(population: Population) -> SeedMeasurements:
     """Everything a gate may ask for."""
     shape = population.table.stage.shape
     everywhere = np.ones(shape, np.bool_)
     contribution = np.ones(shape, np.float32)
-    return replace(Evidence.none(*shape), probed=everywhere, gradient_healthy=everywhere, contribution=contribution)
+    return replace(
+        SeedMeasurements.none(*shape), probed=everywhere, gradient_healthy=everywhere, contribution=contribution
+    )
 
 
-def uncertain_evidence(fast: Population, rng: np.random.Generator) -> Evidence:
+def uncertain_measurements(fast: Population, rng: np.random.Generator) -> SeedMeasurements:
     """Some probes fail, some seeds are ill, harmful or unmeasured."""
     shape = fast.table.stage.shape
     contribution = rng.normal(0.5, 1.0, shape).astype(np.float32)
@@ -134,7 +136,11 @@ def uncertain_evidence(fast: Population, rng: np.random.Generator) -> Evidence:
     ages = rng.integers(0, 4, shape).astype(np.int16)
     probed, healthy = rng.random(shape) < 0.8, rng.random(shape) < 0.8
     return replace(
-        Evidence.none(*shape), probed=probed, gradient_healthy=healthy, contribution=contribution, contribution_age=ages
+        SeedMeasurements.none(*shape),
+        probed=probed,
+        gradient_healthy=healthy,
+        contribution=contribution,
+        contribution_age=ages,
     )
 
 
@@ -157,7 +163,7 @@ State = dict[str, torch.Tensor]
 
 
 def state_of(population: Population, network: int) -> State:
-    """All there is of one network: parameters, optimizer state, table, evidence."""
+    """All there is of one network: parameters, optimizer state, table, measurements."""
     state = {f"host.{name}": tensor for name, tensor in _row(population.host, network).items()}
     for name, buffer in population.host.buffers.items():
         state[f"buffer.{name}"] = buffer[network].clone()
@@ -168,7 +174,7 @@ def state_of(population: Population, network: int) -> State:
                 **{name: buffer[row].clone() for name, buffer in bank.block.buffers.items()},
             }
             state |= {f"seed.{kind.slot}.{kind.blueprint}.{name}": tensor for name, tensor in seed.items()}
-    for kind, record in ((SeedTable, population.table), (Evidence, population.evidence)):
+    for kind, record in ((SeedTable, population.table), (SeedMeasurements, population.measurements)):
         for field in fields(kind):
             state[f"{kind.__name__}.{field.name}"] = torch.from_numpy(getattr(record, field.name)[network].copy())
     state["germinations"] = torch.from_numpy(population.germinations[network].copy())
@@ -203,14 +209,14 @@ def grown(isolation: Isolation, strategy: Strategy) -> tuple[Population, Referen
     draws = Draws(chosen)
     for _ in range(7):
         actions = draws.actions(fast.legal_actions())
-        slow.evidence = fast.evidence
+        slow.measurements = fast.measurements
         fast.decide(actions)
         slow.decide(actions)
         batches = [draws.batch() for _ in range(2)]
         report = train(fast, batches)
         slow.train(batches)
         batch = draws.batch(VALIDATION)
-        record_evidence(fast, report, evaluate(fast, batch))
+        record_measurements(fast, report, evaluate(fast, batch))
     assert {kind.blend for kind in fast.banks} == {*Blend}
     assert len({*np.unique(fast.table.stage)} & {Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED}) >= 2
     return fast, slow, batch
@@ -232,7 +238,7 @@ def grow_small(shared: PopulationConfig, hosts: list[NetworkSpec]) -> tuple[Popu
     ]
     for actions in [*plantings, make_wait_actions(3), make_wait_actions(3)]:
         for population in (fast, slow):
-            population.evidence = good_evidence(fast)
+            population.measurements = good_measurements(fast)
             population.decide(actions)
         batches = [draw_small(8, seed) for seed in range(5)]
         train(fast, batches)

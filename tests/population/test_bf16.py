@@ -21,7 +21,7 @@ from esper.population.promise import PromiseMeter
 from esper.population.shapley import attribute_networks
 from esper.tasks.registry import get_suite
 from open_rules import open_rules
-from population.scenes import record_evidence, state_of
+from population.scenes import record_measurements, state_of
 
 COUNT, EXAMPLES, DECISIONS = 4, 16, 4
 ROUNDING = 0.05
@@ -56,8 +56,8 @@ class Scene:
                 population.decide(actions)
                 report = train(population, [self.batch(10 * decision + number) for number in range(2)])
             # Gates see the same of both.
-            record_evidence(exact, report, evaluate(exact, self.batch(10 * decision + 9)))
-            rounded.evidence = exact.evidence
+            record_measurements(exact, report, evaluate(exact, self.batch(10 * decision + 9)))
+            rounded.measurements = exact.measurements
         return rounded, exact
 
 

@@ -22,7 +22,7 @@ from esper.population.population import Population, Strategy
 from esper.population.slot_ops import append_branches
 from esper.tasks.token_suite import TokenLayer
 from factories import Chain, InputSkip, Residual, make_small_population
-from population.scenes import draw_small, good_evidence, grow_small, grown, record_evidence
+from population.scenes import draw_small, good_measurements, grow_small, grown, record_measurements
 from reference_population import ReferencePopulation
 
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
@@ -212,7 +212,7 @@ def test_sharing_prefixes_where_a_connection_forbids_it_would_fail() -> None:
     """The negative control: the host above is one on which the fused pass cannot be used."""
     shared, hosts = make_small_population(Residual, 1)
     population = Population(shared, hosts)
-    population.evidence = good_evidence(population)
+    population.measurements = good_measurements(population)
     population.decide(make_action(Op.GERMINATE, 1, 0)[None])
     population.shares_prefixes = True
     with pytest.raises(RuntimeError):
@@ -235,6 +235,6 @@ def test_slots_without_seeds_are_not_a_number(finite: bool, due: bool) -> None:
         with torch.no_grad():
             for bank in population.banks.values():
                 bank.block.values.fill_(torch.nan)
-    record_evidence(population, report, evaluate(population, batch, np.full(population.table.stage.shape, due)))
-    assert population.evidence.probed.tolist() == [[False, finite], [False, False]]
-    assert np.isfinite(population.evidence.contribution).tolist() == [[False, finite and due], [False, False]]
+    record_measurements(population, report, evaluate(population, batch, np.full(population.table.stage.shape, due)))
+    assert population.measurements.probed.tolist() == [[False, finite], [False, False]]
+    assert np.isfinite(population.measurements.contribution).tolist() == [[False, finite and due], [False, False]]

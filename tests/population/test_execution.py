@@ -27,7 +27,7 @@ from esper.population.parameters import ParameterLayout, SeedKind
 from esper.population.population import NetworkSpec, Population, PopulationConfig
 from esper.tasks.registry import get_suite
 from open_rules import open_rules
-from population.scenes import VALIDATION, Draws, instances, networks, plan, record_evidence
+from population.scenes import VALIDATION, Draws, instances, networks, plan, record_measurements
 from reference_population import ReferencePopulation
 
 
@@ -353,7 +353,7 @@ def test_growing_convolutional_populations_equal_a_loop_over_modules(name: str, 
     state = controller.start(list(range(NETWORKS)))
     for decision in range(6):
         actions, state = controller.act(None, fast.legal_actions(), state)
-        slow.evidence = fast.evidence
+        slow.measurements = fast.measurements
         for population in (fast, slow):
             population.decide(actions)
         batches = [batch_of(name, 10 * decision + number) for number in range(2)]
@@ -369,7 +369,7 @@ def test_growing_convolutional_populations_equal_a_loop_over_modules(name: str, 
         separate = evaluate(fast, held_back)
         fast.shares_prefixes = shares
         np.testing.assert_allclose(measured.loss_contribution, separate.loss_contribution, rtol=1e-7, atol=1e-9)
-        record_evidence(fast, report, measured)
+        record_measurements(fast, report, measured)
         grown |= fast.banks.keys()
     assert len({kind.blueprint for kind in grown}) >= 4, "the test means to mix blueprints"
     assert {kind.blend for kind in grown} == {*Blend}, "and blends"

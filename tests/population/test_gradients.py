@@ -15,7 +15,7 @@ from esper.population.population import Population
 from esper.tasks.suite import OptimizerSettings
 from open_rules import open_rules
 from population.gradient_reference import NOT_LEARNING, GradientReference, health_at
-from population.scenes import VALIDATION, Draws, both, instances, networks, plan, record_evidence
+from population.scenes import VALIDATION, Draws, both, instances, networks, plan, record_measurements
 from reference_population import ReferencePopulation
 
 TOLERANCE = 1e-9
@@ -44,7 +44,7 @@ def test_populations_find_what_separate_modules_find(isolation: Isolation, strat
     shares, stages = list[float](), set[int]()
     for _ in range(7):
         actions = draws.actions(fast.legal_actions())
-        slow.evidence = fast.evidence
+        slow.measurements = fast.measurements
         fast.decide(actions)
         slow.decide(actions)
         batches = [draws.batch() for _ in range(2)]
@@ -61,7 +61,7 @@ def test_populations_find_what_separate_modules_find(isolation: Isolation, strat
             np.testing.assert_allclose(astuple(found), astuple(reference), rtol=TOLERANCE, atol=0)
             shares += [found.vanished, found.exploded]
         stages |= set(np.unique(fast.table.stage).tolist())
-        record_evidence(fast, report, evaluate(fast, draws.batch(VALIDATION)))
+        record_measurements(fast, report, evaluate(fast, draws.batch(VALIDATION)))
     assert {0.0, 0.5, 1.0} == set(shares), "the test means to see all of them"
     assert {Stage.GERMINATED, Stage.BLENDING, Stage.FOSSILIZED} <= stages
     assert (Stage.TRAINING in stages) == (isolation is not Isolation.NONE)
@@ -73,7 +73,7 @@ def grown(draws: Draws) -> Population:
     for _ in range(5):
         population.decide(draws.actions(population.legal_actions()))
         report = train(population, [draws.batch()])
-        record_evidence(population, report, evaluate(population, draws.batch(VALIDATION)))
+        record_measurements(population, report, evaluate(population, draws.batch(VALIDATION)))
     return population
 
 

@@ -25,7 +25,7 @@ from esper.population.shapley import attribute_networks
 from esper.population.snapshots import Snapshots, roll_back
 from esper.tasks.datasets import ConvHost, MlpHost
 from open_rules import open_rules
-from population.scenes import assert_aligned, good_evidence, record_evidence, state_of
+from population.scenes import assert_aligned, good_measurements, record_measurements, state_of
 from population.test_counterfactuals import assert_same, separately
 from population.test_promise import each_loss, measure
 from population.test_shapley_networks import assert_as_by_hand
@@ -198,14 +198,14 @@ def grow(name: str, strategy: Strategy, decisions: int = 8) -> tuple[Population,
     grown = set[SeedKind]()
     for decision in range(decisions):
         actions, state = controller.act(None, fast.legal_actions(), state)
-        slow.evidence = fast.evidence
+        slow.measurements = fast.measurements
         for population in (fast, slow):
             population.decide(actions)
         batches = [batch_of(case, 10 * decision + number) for number in range(2)]
         report = train(fast, batches)
         slow.train(batches)
         assert_equal(fast, slow)
-        record_evidence(fast, report, evaluate(fast, batch_of(case, 1000 + decision)))
+        record_measurements(fast, report, evaluate(fast, batch_of(case, 1000 + decision)))
         grown |= fast.banks.keys()
     assert {kind.slot for kind in grown if is_unit(case, kind)} == {*pairs_of(case)}, "units between all layers"
     assert not all(is_unit(case, kind) for kind in grown), "and other seeds"
@@ -261,7 +261,7 @@ def test_networks_are_the_same_however_many_networks_and_examples_are_computed_a
         population.decide(np.stack(plant))
         for step in range(3):
             train(population, [batch_of(CASES["merged"], step)])
-            population.evidence = good_evidence(population)
+            population.measurements = good_measurements(population)
             population.decide(make_wait_actions(4))
     first, *others = populations
     assert first.table.blended.any()

@@ -26,7 +26,7 @@ from esper.population.host_checks import draws_in_training
 from esper.population.learning import Batch, start_training, train
 from esper.population.population import NetworkSpec, Population, PopulationConfig, Strategy
 from open_rules import open_rules
-from population.scenes import assert_same_state, record_evidence, state_of
+from population.scenes import assert_same_state, record_measurements, state_of
 from reference_population import ReferencePopulation
 
 WIDTH, NETWORKS, EXAMPLES, CLASSES = 4, 4, 8, 3
@@ -196,7 +196,7 @@ def test_what_a_host_draws_is_its_own(name: str, isolation: Isolation) -> None:
             chosen = range(rows.start, rows.stop)
             population.decide(plant(chosen) if decision == 0 else make_wait_actions(len(chosen)))
             report = train(population, [choose(draw_batch(10 * decision + number), rows) for number in range(2)])
-            record_evidence(population, report, evaluate(population, choose(draw_batch(99), rows)))
+            record_measurements(population, report, evaluate(population, choose(draw_batch(99), rows)))
         torch.randn(5)  # somebody else draws meanwhile
     if isolation is Isolation.SHADOW:
         assert (whole.table.stage == Stage.TRAINING).any(), "the test means to have an isolated pass"
@@ -233,7 +233,7 @@ def test_hosts_with_buffers_equal_a_loop_over_modules(name: str, strategy: Strat
     states = controller.start(list(range(NETWORKS)))
     for decision in range(6):
         actions, states = controller.act(None, fast.legal_actions(), states)
-        slow.evidence = fast.evidence
+        slow.measurements = fast.measurements
         fast.decide(actions)
         slow.decide(actions)
         batches = [draw_batch(10 * decision + number) for number in range(2)]
@@ -248,7 +248,7 @@ def test_hosts_with_buffers_equal_a_loop_over_modules(name: str, strategy: Strat
         measured = evaluate(fast, held_back)
         losses = [F.cross_entropy(*pair) for pair in zip(slow.logits(held_back.inputs), held_back.labels, strict=True)]
         np.testing.assert_allclose(measured.loss, torch.stack(losses).numpy(), rtol=1e-6)
-        record_evidence(fast, report, measured)
+        record_measurements(fast, report, measured)
     assert {kind.blend for kind in fast.banks} == {*Blend}, "the test means to grow seeds of all blends"
 
 

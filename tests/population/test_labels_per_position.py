@@ -13,7 +13,7 @@ from esper.population.population import Population, Strategy
 from esper.population.promise import PromiseMeter
 from esper.tasks.registry import get_suite
 from open_rules import open_rules
-from population.scenes import Draws, both, instances, networks, plan, record_evidence
+from population.scenes import Draws, both, instances, networks, plan, record_measurements
 
 SUITE = get_suite("language")
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
@@ -39,14 +39,14 @@ def test_they_learn_and_are_measured_as_a_loop_over_modules_does(strategy: Strat
     draws = Draws(chosen)
     for _ in range(4):
         actions = draws.actions(fast.legal_actions())
-        slow.evidence = fast.evidence
+        slow.measurements = fast.measurements
         fast.decide(actions)
         slow.decide(actions)
         batches, held_back = [draws.batch(3) for _ in range(2)], draws.batch(4)
         report = train(fast, batches)
         slow.train(batches)
         found = evaluate(fast, held_back)
-        record_evidence(fast, report, found)
+        record_measurements(fast, report, found)
         for network, model in enumerate(slow.models):
             values = fast.host.layout.flatten_module(model.host)
             torch.testing.assert_close(fast.host.values.detach()[network], values, **TOLERANCE)

@@ -29,7 +29,7 @@ from population.scenes import (
     instances,
     networks,
     plan,
-    record_evidence,
+    record_measurements,
     state_of,
 )
 from population.test_kinds_of_hosts import DRAWING, KEEPING, configure
@@ -112,7 +112,7 @@ def test_passes_of_parts_give_what_whole_ones_give(
         for one in (whole, parts):
             one.decide(actions)
             report = train(one, batches, resting)
-            record_evidence(one, report, evaluate(one, held_back))
+            record_measurements(one, report, evaluate(one, held_back))
             reports.append(report)
         for network in range(COUNT):
             assert_same_state(state_of(parts, network), state_of(whole, network), tolerance)

@@ -29,12 +29,12 @@ from population.scenes import (
     advance,
     assert_aligned,
     assert_same_state,
-    good_evidence,
+    good_measurements,
     instances,
     networks,
     plan,
     state_of,
-    uncertain_evidence,
+    uncertain_measurements,
 )
 
 MLP = SUITE.blueprints.index("mlp")
@@ -53,7 +53,7 @@ def test_a_seed_keeps_its_moments_when_others_come_and_go_and_when_it_fossilizes
     for _ in range(4):
         advance(fast, draws, make_wait_actions(3))
     before = state_of(fast, 1)
-    fast.evidence = good_evidence(fast)
+    fast.measurements = good_measurements(fast)
     fast.decide(np.stack([make_action(Op.PRUNE, 1), make_action(Op.FOSSILIZE, 1), make_action(Op.GERMINATE, 0, MLP)]))
     after = state_of(fast, 1)
     names = [name for name in before if name.startswith("seed.")]
@@ -106,7 +106,7 @@ def test_a_second_seed_in_a_slot_starts_from_other_weights() -> None:
     fast = population(1)
     first: list[torch.Tensor] = []
     for _ in range(2):
-        fast.evidence = good_evidence(fast)
+        fast.measurements = good_measurements(fast)
         fast.decide(make_action(Op.GERMINATE, 0, MLP)[None])
         first.append(fast.banks[SeedKind(0, MLP)].block.values.detach()[0].clone())
         fast.decide(make_action(Op.PRUNE, 0)[None])
@@ -141,7 +141,7 @@ def test_parameters_are_counted_at_the_live_width() -> None:
     chosen = [one for one in instances(14) if one.widths == (2, 10, 10)][:1]
     fast = Population(plan(QUICK), networks(chosen))
     fast.decide(make_action(Op.GERMINATE, 0, MLP)[None])
-    fast.evidence = good_evidence(fast)
+    fast.measurements = good_measurements(fast)
     fast.decide(make_action(Op.GERMINATE, 1, TOKEN_CONV)[None])
     narrow, wide = (get(name).parameters_at(site) for name, site in [
         ("mlp", fast.execution.sites[0].with_width(2)), ("token_conv", fast.execution.sites[1])
@@ -220,7 +220,7 @@ def everything(population: Population) -> Everything:
         held |= {f"{key}.owners": bank.block.owners, f"{key}.values": bank.block.values.detach()}
         held |= {f"{key}.buffer.{name}": buffer for name, buffer in bank.block.buffers.items()}
     tensors = {name: tensor.clone() for name, tensor in held.items()}
-    for record in (state.table, state.evidence):
+    for record in (state.table, state.measurements):
         tensors |= {one.name: torch.from_numpy(getattr(record, one.name).copy()) for one in fields(record)}
     return {
         **tensors,
@@ -257,7 +257,7 @@ def grown(isolation: Isolation = Isolation.NONE) -> tuple[Population, Draws]:
     advance(population, draws, np.stack([make_action(Op.GERMINATE, 2, MLP, blend=blend) for blend in Blend]))
     for _ in range(4):
         advance(population, draws, make_wait_actions(3))
-    population.evidence = good_evidence(population)
+    population.measurements = good_measurements(population)
     return population, draws
 
 
@@ -328,9 +328,9 @@ def test_a_blueprint_that_raises_changes_nothing() -> None:
 
 def test_a_gate_that_refuses_changes_nothing() -> None:
     population, _ = grown()
-    evidence = good_evidence(population)
-    evidence.contribution[1] = -0.1
-    population.evidence = evidence
+    measurements = good_measurements(population)
+    measurements.contribution[1] = -0.1
+    population.measurements = measurements
     before = everything(population)
     with pytest.raises(IllegalActionError, match="environment 1, slot 2 .* gate G5 is closed, HARMFUL"):
         population.decide(np.stack([make_action(Op.FOSSILIZE, 2)] * 3))
@@ -348,7 +348,7 @@ class RandomCalls:
         self._keep(np.ones(size, np.bool_), None)
 
     def prepare(self) -> None:
-        self.population.evidence = uncertain_evidence(self.population, self._rng)
+        self.population.measurements = uncertain_measurements(self.population, self._rng)
 
     def call(self) -> Transitions | None:
         """One call, which may fail; None for one that reports no transitions."""

@@ -35,14 +35,14 @@ from population.scenes import (
     assert_aligned,
     assert_same_state,
     both,
-    good_evidence,
+    good_measurements,
     grown,
     instances,
     kind_of,
     networks,
     parameters_of,
     plan,
-    record_evidence,
+    record_measurements,
     seed_values,
     state_of,
 )
@@ -88,13 +88,13 @@ def test_fifty_steps_equal_a_loop_over_modules(
     stages: set[int] = set()
     for _ in range(DECISIONS):
         actions = draws.actions(fast.legal_actions())
-        slow.evidence = fast.evidence
+        slow.measurements = fast.measurements
         fast.decide(actions)
         slow.decide(actions)
         batches = [draws.batch() for _ in range(BATCHES)]
         report = train(fast, batches)
         slow.train(batches)
-        record_evidence(fast, report, evaluate(fast, draws.batch(VALIDATION)))
+        record_measurements(fast, report, evaluate(fast, draws.batch(VALIDATION)))
         assert_equal_parameters(fast, slow)
         stages |= set(np.unique(fast.table.stage).tolist())
     assert {Stage.GERMINATED, Stage.BLENDING, Stage.HOLDING, Stage.PRUNED} <= stages
@@ -119,7 +119,7 @@ def with_seeds(blend: Blend, isolation: Isolation = Isolation.NONE, strategy: St
     chosen = instances(COUNT)
     population, draws = Population(plan(rules(isolation), strategy=strategy), networks(chosen)), Draws(chosen)
     for actions in ([make_action(Op.GERMINATE, SLOT, MLP, blend=blend)] * COUNT, *[make_wait_actions(COUNT)] * 3):
-        population.evidence = good_evidence(population)
+        population.measurements = good_measurements(population)
         population.decide(np.stack(actions))
         train(population, [draws.batch() for _ in range(3)])
     return population
@@ -152,7 +152,7 @@ def test_a_new_alpha_leaves_a_seed_its_blend_and_all_it_has_learned() -> None:
     for blend in Blend:
         population = with_seeds(blend)
         before = state_of(population, 0)
-        population.evidence = good_evidence(population)
+        population.measurements = good_measurements(population)
         population.decide(np.stack([make_action(Op.SET_ALPHA, SLOT, alpha_target=0.5)] * COUNT))
         assert population.table.blend[:, SLOT].tolist() == [blend] * COUNT
         after = state_of(population, 0)

@@ -15,7 +15,7 @@ from esper.population.parameters import SeedKind
 from esper.population.population import Population
 from esper.tasks.suite import OptimizerSettings
 from open_rules import open_rules
-from population.scenes import SUITE, Draws, assert_same_state, good_evidence, instances, networks, plan, state_of
+from population.scenes import SUITE, Draws, assert_same_state, good_measurements, instances, networks, plan, state_of
 
 SHADOW = open_rules(isolation=Isolation.SHADOW, min_training_steps=1)
 MLP, ATTENTION = SUITE.blueprints.index("mlp"), SUITE.blueprints.index("attention")
@@ -25,7 +25,7 @@ SGD = OptimizerSettings(name="sgd", momentum=0.9)
 
 def decided(population: Population, *actions: np.ndarray) -> None:
     for chosen in actions:
-        population.evidence = good_evidence(population)
+        population.measurements = good_measurements(population)
         population.decide(np.stack([chosen] * COUNT))
 
 

@@ -28,7 +28,7 @@ from esper.population.shapley import (
 from esper.tasks.token_suite import TokenLayer
 from factories import Chain, InputSkip, Layer, Residual, make_small_population
 from population.planted_seeds import planted_seeds
-from population.scenes import draw_small, good_evidence, grow_small, grown
+from population.scenes import draw_small, good_measurements, grow_small, grown
 from reference_population import ReferencePopulation
 
 pytestmark = pytest.mark.landing
@@ -204,7 +204,7 @@ def deep(counts: list[int]) -> tuple[Population, ReferencePopulation]:
     ]
     for actions in [*map(np.stack, rows), *[make_wait_actions(len(counts))] * 5]:
         for population in (fast, slow):
-            population.evidence = good_evidence(fast)
+            population.measurements = good_measurements(fast)
             population.decide(actions)
     for (slot, _, _), bank in fast.banks.items():
         for row, owner in enumerate(bank.block.owners.tolist()):

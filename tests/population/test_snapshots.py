@@ -28,11 +28,11 @@ from population.scenes import (
     advance,
     assert_aligned,
     assert_same_state,
-    good_evidence,
+    good_measurements,
     instances,
     networks,
     plan,
-    record_evidence,
+    record_measurements,
     state_of,
 )
 
@@ -62,12 +62,12 @@ class Guard:
         self._due = np.ones(population.table.stage.shape, np.bool_)
 
     def check(self, report: TrainingReport, validation: Batch, running: Bools = EVERYONE) -> Intervention:
-        """Measurement after training, the governor's check, and the evidence of both."""
+        """Measurement after training, the governor's check, and the measurements of both."""
         self.backend.validation = validation
         measured = self.backend.start_measurement(Deferred((), lambda: report), self._due, check_finite=True).fetch()
         found = self.governor.check(measured.training.loss, measured.skill, measured.finite, None, running)
         evaluation = self.backend.evaluate(self._due) if found.rows.any() else measured.evaluation
-        record_evidence(self.backend.networks, report, evaluation)
+        record_measurements(self.backend.networks, report, evaluation)
         return found
 
 
@@ -134,7 +134,7 @@ def test_a_seed_that_was_just_fossilized_stays_with_the_values_of_the_snapshot()
         population.decide(make_wait_actions(SIZE))
         checked(population, guard, draws)
     kept = state_of(population, ILL)
-    population.evidence = good_evidence(population)
+    population.measurements = good_measurements(population)
     population.decide(np.stack([*make_wait_actions(2), make_action(Op.FOSSILIZE, 1), *make_wait_actions(1)]))
     found = checked(population, guard, draws, poison)
     assert len(found.transitions) == 0
@@ -155,7 +155,7 @@ def test_a_fossil_of_which_no_good_values_are_known_goes() -> None:
     advance(population, draws, np.stack([make_action(Op.GERMINATE, 1, MLP)] * SIZE))
     for _ in range(4):
         advance(population, draws, make_wait_actions(SIZE))
-    population.evidence = good_evidence(population)
+    population.measurements = good_measurements(population)
     population.decide(np.stack([make_action(Op.FOSSILIZE, 1)] * SIZE))
     checked(population, guard, draws, poison)
     assert population.table.stage[:, 1].tolist() == [Stage.FOSSILIZED] * 2 + [Stage.PRUNED, Stage.FOSSILIZED]
@@ -173,7 +173,7 @@ def test_another_seed_in_the_same_place_is_not_taken_for_the_one_in_the_snapshot
         *make_wait_actions(4),
     ):
         advance(population, draws, np.stack([*make_wait_actions(2), actions, *make_wait_actions(1)]))
-    population.evidence = good_evidence(population)
+    population.measurements = good_measurements(population)
     population.decide(np.stack([*make_wait_actions(2), make_action(Op.FOSSILIZE, 1), *make_wait_actions(1)]))
     checked(population, guard, draws, poison)
     assert population.table.stage[ILL, 1] == Stage.PRUNED
@@ -312,7 +312,7 @@ def test_running_statistics_do_not_notice_a_seed_that_trains_apart(strategy: Str
         pair.append(normed((1, 2, 3), strategy, rules))
     for population, first in zip(pair, (make_action(Op.GERMINATE, 0, 0), make_wait_actions(1)[0]), strict=True):
         for chosen in (first, make_wait_actions(1)[0]):
-            population.evidence = good_evidence(population)
+            population.measurements = good_measurements(population)
             population.decide(np.stack([chosen] * 3))
     assert (pair[0].table.stage == Stage.TRAINING).all()
     for population in pair:

@@ -115,7 +115,7 @@ def test_the_loop_over_separate_modules_runs_there_too() -> None:
         work = Work.drawn(running, 4)
         loop = ReferencePopulation(running.population.config, running.population.specs.networks)
         for actions in work.script:
-            loop.evidence = work.evidence
+            loop.measurements = work.measurements
             loop.decide(actions)
             loop.train(work.batches)
     assert loop.seeds

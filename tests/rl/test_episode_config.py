@@ -199,7 +199,7 @@ def plant(running: Episodes, slot: int, blueprint: int = MLP) -> StepResult:
 
 
 def ages(running: Episodes) -> list[list[int]]:
-    return running.population.evidence.contribution_age.tolist()
+    return running.population.measurements.contribution_age.tolist()
 
 
 def feature(running: Episodes, name: str) -> np.ndarray:
@@ -244,7 +244,7 @@ def test_every_decision_measures_everything_by_default() -> None:
     while not running.finished.all():
         result = play(running, steps=1)[0]
         assert result.evaluation.fresh.all()
-        assert (running.population.evidence.contribution_age == 0).all()
+        assert (running.population.measurements.contribution_age == 0).all()
         owning = running.population.table.owning
         assert (np.isfinite(result.evaluation.loss_contribution) == owning).all()
         seeds += int(owning.sum())
@@ -259,7 +259,7 @@ def test_ages_grow_until_the_next_turn_and_controllers_see_them() -> None:
     for _ in range(7):
         running.step(make_wait_actions(1))
         seen.append(ages(running)[0][0])
-        np.testing.assert_allclose(feature(running, "evidence_age")[0, 0], seen[-1] / SUITE.steps, rtol=1e-6)
+        np.testing.assert_allclose(feature(running, "measurement_age")[0, 0], seen[-1] / SUITE.steps, rtol=1e-6)
     assert seen == [1, 2, 0, 1, 2, 0, 1]
 
 
@@ -267,7 +267,7 @@ def test_a_newborn_is_probed_at_once_and_measured_in_its_turn() -> None:
     running = episodes(instances(1), 3)
     result = plant(running, 1)  # slot 1 is due at steps 2, 5, ...
     assert np.isnan(result.evaluation.loss_contribution[0, 1])
-    assert running.population.evidence.probed[0].tolist() == [False, True, False]
+    assert running.population.measurements.probed[0].tolist() == [False, True, False]
     assert feature(running, "measured")[0, 1] == 0
     result = running.step(make_wait_actions(1))
     assert running.population.table.stage[0, 1] == Stage.BLENDING, "gate G1 does not wait for its turn"
@@ -294,7 +294,7 @@ def test_a_new_seed_does_not_inherit_what_was_known_of_the_last_one() -> None:
 
 @pytest.mark.parametrize(("oldest", "stale"), [(2, {3}), (1, {2, 3}), (3, set[int]())])
 def test_gate_g5_refuses_what_is_older_than_the_rules_allow(oldest: int, stale: set[int]) -> None:
-    rules = open_rules(cooldown=(1, 1, 1), evidence_max_age=oldest, harm_tolerance=1.0)
+    rules = open_rules(cooldown=(1, 1, 1), measurement_max_age=oldest, harm_tolerance=1.0)
     running = episodes(instances(1), 4, rules)
     plant(running, 0)
     refused: set[int] = set()

@@ -132,8 +132,8 @@ def test_where_growth_is_about_the_loss_it_takes_accuracys_place_everywhere() ->
             loss = torch.nn.functional.cross_entropy(committed(by_loss, row)(data.inputs), data.labels)
         assert scored.accuracy[row] == pytest.approx(1 - float(loss) / chance, abs=1e-5)
     known = np.isfinite(by_loss.engine.history.accuracy_contribution)
-    evidence = by_loss.population.evidence.contribution
-    np.testing.assert_allclose(evidence[known], by_loss.engine.history.accuracy_contribution[known], rtol=1e-5)
+    measurements = by_loss.population.measurements.contribution
+    np.testing.assert_allclose(measurements[known], by_loss.engine.history.accuracy_contribution[known], rtol=1e-5)
     fresh = episodes(instances(2), suite=ByLoss())
     np.testing.assert_array_equal(fresh.engine.history.accuracies, 0.0)
 

@@ -58,7 +58,7 @@ def test_hardly_anything_is_the_same_in_all() -> None:
 
 RARE = {"rollbacks"}
 """Vary where a network blows up."""
-CLOSED = {"stage_training", "last_op_advance", "last_op_set_alpha", "pruning", "evidence_age"}
+CLOSED = {"stage_training", "last_op_advance", "last_op_set_alpha", "pruning", "measurement_age"}
 """Vary under other rules and conduct than the default ones, under which the policy plays as it learned."""
 NEVER = {"compatible"}
 """Menus have only what serves; what does not is no legal choice, and the policy reads 0 for it."""

@@ -19,7 +19,7 @@ from esper.rl.rollout import Rollout, concatenate_rollouts
 from esper.runs.events import (
     EpisodeEnded,
     EpisodeStarted,
-    GateJudged,
+    GateChecked,
     LifecycleTransition,
     NetworkEvent,
     PolicyLooked,
@@ -189,7 +189,7 @@ def test_gates_judge_the_stage_that_the_seed_is_in(recording: Recording) -> None
     """Before a decision, by what was measured after the one before it."""
     before: dict[Key, StepTaken] = {(event.environment, event.step + 1): event for event in recording.of(StepTaken)}
     judged: Counter[tuple[str, bool]] = Counter()
-    for event in recording.of(GateJudged):
+    for event in recording.of(GateChecked):
         known = before[event.environment, event.step]
         assert event.gate == GATES[Stage[known.stages[event.slot].upper()]]
         assert event.passed == (event.reason == "passed")
@@ -211,7 +211,7 @@ def test_gate_g2_goes_by_the_gradient_figures_of_the_decision_before() -> None:
     recording = record_rollout(tiny(EAGER[0], isolated, health, "environments=16"))
     before: dict[Key, StepTaken] = {(event.environment, event.step + 1): event for event in recording.of(StepTaken)}
     reasons = Counter[str]()
-    for event in recording.of(GateJudged):
+    for event in recording.of(GateChecked):
         if event.gate != "G2":
             continue
         known = before[event.environment, event.step]
@@ -229,7 +229,7 @@ def test_gate_g2_goes_by_the_gradient_figures_of_the_decision_before() -> None:
 
 
 def test_a_seed_is_judged_in_every_stage_that_has_a_gate_ahead(recording: Recording) -> None:
-    judged = {(event.environment, event.slot, event.step, event.gate) for event in recording.of(GateJudged)}
+    judged = {(event.environment, event.slot, event.step, event.gate) for event in recording.of(GateChecked)}
     changed = {(event.environment, event.slot, event.step): event for event in recording.of(LifecycleTransition)}
     entered = [event for event in changed.values() if Stage[event.after.upper()] in GATES]
     for event in entered:
@@ -242,7 +242,7 @@ def test_a_seed_is_judged_in_every_stage_that_has_a_gate_ahead(recording: Record
 def test_without_steps_only_changes_verdicts_and_ends_are_recorded(recording: Recording) -> None:
     brief = record_rollout(tiny(*EAGER, "environments=16", "telemetry.steps_every=0"))
     assert brief.events == [event for event in recording.events if not isinstance(event, (StepTaken, PolicyLooked))]
-    assert Counter(map(type, brief.events)).keys() >= {LifecycleTransition, GateJudged, EpisodeEnded}
+    assert Counter(map(type, brief.events)).keys() >= {LifecycleTransition, GateChecked, EpisodeEnded}
 
 
 def test_nothing_is_told_of_an_episode_after_its_end(wild: Recording) -> None:

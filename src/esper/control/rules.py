@@ -108,13 +108,13 @@ def rate_seeds(features: FeatureReader, margin: float = 0.0) -> SeedRating:
     )
 
 
-def keep_or_prune(decisions: ActionBuilder, features: FeatureReader, trial: float, rating: SeedRating) -> None:
+def keep_or_prune(decisions: ActionBuilder, features: FeatureReader, probation: float, rating: SeedRating) -> None:
     """Fossilize the held seeds that are worth keeping, and prune the others.
 
-    A seed is due once its contribution was measured and its stage's age reaches ``trial``, a share of the episode.
+    A seed is due once its contribution was measured and its stage's age reaches ``probation``, a share of the episode.
     """
     measured = (features.slot("stage_holding") > 0) & ~np.isnan(rating.contribution)
-    due = measured & (features.slot("stage_age") >= trial - ROUNDING)
+    due = measured & (features.slot("stage_age") >= probation - ROUNDING)
     decisions.act_on(Op.FOSSILIZE, due & rating.worth_keeping)
     decisions.act_on(Op.PRUNE, due & ~rating.worth_keeping)
 
@@ -285,7 +285,7 @@ class PeriodicSettings(Settings):
     """Decisions from one germination to the next."""
     plantings: tuple[tuple[int, int], ...] = ((0, 0),)
     """Pairs of slot and blueprint indices, germinated in this order and repeated."""
-    trial: int = Field(default=6, ge=1, le=1000)
+    probation: int = Field(default=6, ge=1, le=1000)
     """Decisions for which a seed is held before it is kept or pruned."""
     margin: float = Field(default=0.0, ge=-1, le=1)
     """Minimum contribution above its rent for a seed to be kept, in units of the score."""
@@ -294,7 +294,7 @@ class PeriodicSettings(Settings):
 
 
 class Periodic:
-    """Every ``period`` decisions the next planting whose slot is free; each seed is kept or pruned after its trial."""
+    """Every ``period`` decisions the next planting whose slot is free; seeds are kept or pruned after probation."""
 
     name = "periodic"
 
@@ -316,7 +316,7 @@ class Periodic:
 
         # First the seeds that are there: advance what may be, keep or prune what is due.
         decisions.act_on(Op.ADVANCE, masks.slot[:, Op.ADVANCE])
-        keep_or_prune(decisions, features, settings.trial / self._horizon, rate_seeds(features, settings.margin))
+        keep_or_prune(decisions, features, settings.probation / self._horizon, rate_seeds(features, settings.margin))
 
         # The clock is the number of the decision by the observed progress; where that stands still, it goes on.
         progress = features.network("progress")
@@ -340,7 +340,7 @@ class HeuristicSettings(Settings):
     """Maximum number of unfinished seeds per network."""
     most: int = Field(default=3, ge=1, le=100)
     """Maximum number of seeds per network, kept ones included."""
-    trial: int = Field(default=6, ge=1, le=1000)
+    probation: int = Field(default=6, ge=1, le=1000)
     """Decisions for which a seed is held before it is kept or pruned."""
     margin: float = Field(default=0.0, ge=-1, le=1)
     """Minimum contribution above its rent for a seed to be kept, in units of the score."""
@@ -372,7 +372,7 @@ class Heuristic:
 
         # First the seeds that are there: advance what may be, keep or prune what is due.
         decisions.act_on(Op.ADVANCE, masks.slot[:, Op.ADVANCE])
-        keep_or_prune(decisions, features, settings.trial / self._horizon, rate_seeds(features, settings.margin))
+        keep_or_prune(decisions, features, settings.probation / self._horizon, rate_seeds(features, settings.margin))
 
         # Is it time for another seed?
         unfinished, fossils = count_unfinished_seeds(features), features.slot("stage_fossilized").sum(1)
@@ -408,9 +408,9 @@ class LookSettings(Settings):
     step underestimates large modules."""
     early: float = Field(default=0.2, ge=0, le=1)
     """Fraction of the episode during which a seed is planted at every decision; later, only one at a time."""
-    trial: int = Field(default=4, ge=1, le=1000)
+    probation: int = Field(default=4, ge=1, le=1000)
     """Decisions for which a seed is held before it is kept or pruned."""
-    evidence: float = Field(default=1.0, ge=-10, le=10)
+    standard_errors: float = Field(default=1.0, ge=-10, le=10)
     """Number of standard errors by which a seed must lower the loss to be kept."""
     stop_after: float = Field(default=0.75, ge=0, le=1)
     """Fraction of the episode after which no new seed germinates."""
@@ -442,7 +442,7 @@ class LookRule:
     def rate_seeds(self, observation: Observation) -> SeedRating:
         """The rating of every seed."""
         rating = rate_seeds(FeatureReader(observation))
-        return replace(rating, loss_threshold=self._settings.evidence * rating.loss_error)
+        return replace(rating, loss_threshold=self._settings.standard_errors * rating.loss_error)
 
     def rate_candidates(self, observation: Observation) -> CandidateRating:
         """What is left of the promise of every candidate after its rent."""
@@ -460,7 +460,7 @@ class LookRule:
 
         # First the seeds that are there: advance what may be, keep or prune what is due.
         decisions.act_on(Op.ADVANCE, masks.slot[:, Op.ADVANCE])
-        keep_or_prune(decisions, features, settings.trial / self._horizon, self.rate_seeds(observation))
+        keep_or_prune(decisions, features, settings.probation / self._horizon, self.rate_seeds(observation))
 
         # Early on a seed is planted at every decision: most of what a module earns it learns together with the host.
         # Later one at a time, and only by what was measured just now: an older promise is of another network.

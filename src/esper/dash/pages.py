@@ -16,7 +16,7 @@ from esper.runs.events import (
     AnomalyRaised,
     EpisodeEnded,
     EpisodeStarted,
-    GateJudged,
+    GateChecked,
     InteractionsMeasured,
     LifecycleTransition,
     PolicyLooked,
@@ -46,7 +46,7 @@ _OF_RUN = ("suite", "host", "controller", "seed", "environments")
 _OF_NETWORK = ("slots", "blueprints", "operations", "features", "environments", "steps")
 _OF_MODEL = ("host", "controller", "seed", "slots", "blueprints", "host_parameters", "iterations")
 _IN_POPULATION = (StepTaken.name, EpisodeStarted.name, EpisodeEnded.name, RolledBack.name)
-_IN_NETWORK = (*_IN_POPULATION, LifecycleTransition.name, GateJudged.name)
+_IN_NETWORK = (*_IN_POPULATION, LifecycleTransition.name, GateChecked.name)
 
 
 _IMPORTANT = f"""(
@@ -125,7 +125,7 @@ def describe_network(reader: RunReader, number: int | None, environment: int) ->
         "ended": network.ended,
         "decisions": network.decisions,
         "seeds": network.seeds(),
-        "gates": network.events[GateJudged.name],
+        "gates": network.events[GateChecked.name],
         "rollbacks": network.events[RolledBack.name],
         "looks": [look.get("step") for look in network.events[PolicyLooked.name]],
     }
@@ -227,7 +227,7 @@ def describe_model(reader: RunReader) -> dict[str, Any]:
         "ending": network.ending,
         "transitions": network.transitions,
         "seeds": network.seeds(),
-        "gates": network.events[GateJudged.name],
+        "gates": network.events[GateChecked.name],
         "rollbacks": network.events[RolledBack.name],
         "figures": {
             name: dict(plain([list(point) for point in reader.series(scalar)])) for name, scalar in series.items()

@@ -9,7 +9,7 @@ from esper.engine.measurements import Evaluation, Measurement, TrainingReport
 from esper.engine.observation import GrowingNetworks
 from esper.growth.promise import Promises
 from esper.lifecycle.legality import ActionMasks
-from esper.lifecycle.table import Evidence
+from esper.lifecycle.table import SeedMeasurements
 from esper.lifecycle.transitions import Step
 from esper.numerics.arrays import Bools, Ints
 from esper.numerics.deferred import Deferred
@@ -19,15 +19,15 @@ class ManagedNetworks(GrowingNetworks, Protocol):
     """E networks with the lifecycle of their slots, on which actions are carried out."""
 
     @property
-    def evidence(self) -> Evidence:
+    def measurements(self) -> SeedMeasurements:
         """What was measured of the modules; the engine sets it."""
         ...
 
-    @evidence.setter
-    def evidence(self, measured: Evidence) -> None: ...
+    @measurements.setter
+    def measurements(self, measured: SeedMeasurements) -> None: ...
 
     def legal_actions(self) -> ActionMasks:
-        """The actions that rules, evidence and budget allow now."""
+        """The actions that rules, measurements and budget allow now."""
         ...
 
     def decide(self, actions: Ints) -> Step:

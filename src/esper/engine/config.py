@@ -29,8 +29,8 @@ class EpisodeConfig(Settings):
     """
     counterfactual_every: int = Field(default=1, ge=1, le=1000)
     """Decisions from one measurement of a slot's contribution to the next. Slots take turns. In between, the last
-    measurement is used, and controllers observe its age. Above `rules.evidence_max_age` + 1, seeds may have to wait for
-    gate G5."""
+    measurement is used, and controllers observe its age. Above `rules.measurement_max_age` + 1, seeds may have to wait
+    for gate G5."""
 
     promise: PromiseSettings | None = None
     """Measure promises of all blueprints in all free slots for the controller; null: only if the controller needs them.

@@ -10,15 +10,15 @@ import numpy as np
 from esper.engine.backend import GrowthBackend
 from esper.engine.config import EpisodeConfig
 from esper.engine.governor import Governor, Intervention
-from esper.engine.gradients import update_gradient_evidence
+from esper.engine.gradients import update_gradient_health
 from esper.engine.history import History
-from esper.engine.measurements import Evaluation, Measurement, TrainingReport, update_evidence
+from esper.engine.measurements import Evaluation, Measurement, TrainingReport, update_measurements
 from esper.engine.observation import FeatureInputs, Observation, observe
 from esper.growth.promise import PromiseRecord, Promises
 from esper.lifecycle.actions import make_wait_actions
 from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.stages import Stage
-from esper.lifecycle.table import Evidence
+from esper.lifecycle.table import SeedMeasurements
 from esper.lifecycle.transitions import Step, Transitions
 from esper.numerics.arrays import Bools, Floats, Ints, replace_where
 from esper.numerics.deferred import Deferred
@@ -50,8 +50,8 @@ class GrowthEngine:
     def __init__(self, backend: GrowthBackend, config: EpisodeConfig) -> None:
         self.backend, self.networks, self.config = backend, backend.networks, config
         size, slots, blueprints = self.networks.specs.compatible.shape
-        self._snapshot_evidence = Evidence.none(size, slots)
-        """The evidence at each network's last snapshot."""
+        self._snapshot_measurements = SeedMeasurements.none(size, slots)
+        """The measurements at each network's last snapshot."""
         self.governor = Governor(self, config.governor, backend.skills)
         self.history = History(size, slots, blueprints, *backend.chance_level)
         self.promises = None if config.promise is None else PromiseRecord(size, slots, blueprints, config.promise)
@@ -73,8 +73,8 @@ class GrowthEngine:
         """The networks before rollbacks."""
         self.intervention: Intervention
         """What the governor did."""
-        self.evidence_measured = self._snapshot_evidence
-        """Evidence on the modules after these measurements."""
+        self.measured_seeds = self._snapshot_measurements
+        """The modules' measurements after this decision's."""
         self._overdue: Bools = np.zeros(size, np.bool_)
         """Networks whose promises were due and could not be measured, ``[E]``."""
 
@@ -131,10 +131,10 @@ class GrowthEngine:
         check_finite = self.governor.settings is not None
         measurement = backend.start_measurement(training, due, check_finite=check_finite).fetch()
         self.history.set_chance_level(*backend.chance_level)
-        before = self.history.fill_stale_contributions(measurement.evaluation, networks.evidence)
-        # Before any snapshot, which keeps the evidence too.
-        networks.evidence = update_gradient_evidence(
-            networks.evidence, measurement.training.health, self.config.gradient_health
+        before = self.history.fill_stale_contributions(measurement.evaluation, networks.measurements)
+        # Before any snapshot, which keeps the measurements too.
+        networks.measurements = update_gradient_health(
+            networks.measurements, measurement.training.health, self.config.gradient_health
         )
 
         # Roll back what is in trouble. What was measured of it is of networks that are no more.
@@ -146,18 +146,18 @@ class GrowthEngine:
         if intervention.rows.any():
             again = backend.evaluate(due | intervention.rows[:, None])
             self.history.set_chance_level(*backend.chance_level)
-            restored = self.history.fill_stale_contributions(again, networks.evidence)
+            restored = self.history.fill_stale_contributions(again, networks.measurements)
             # One model keeps the type of its evaluation, which has more than the arrays.
             evaluation = restored if intervention.rows.all() else replace_where(intervention.rows, before, restored)
 
-        # Record it as evidence for gates, and for what controllers see: there an unknown accuracy of training is taken
+        # Record it for gates, and for what controllers see: there an unknown accuracy of training is taken
         # to equal that of validation.
         known = np.where(np.isnan(measurement.training.accuracy), evaluation.accuracy, measurement.training.accuracy)
         report = replace(measurement.training, accuracy=known)
-        networks.evidence = update_evidence(networks.table, networks.evidence, evaluation)
+        networks.measurements = update_measurements(networks.table, networks.measurements, evaluation)
         self.history.record(self.actions, networks.table, report, evaluation)
         self.measured, self.before_rollback = replace(measurement, evaluation=evaluation), before
-        self.evidence_measured = networks.evidence
+        self.measured_seeds = networks.measurements
         return self.measured, intervention
 
     @property
@@ -166,16 +166,16 @@ class GrowthEngine:
         return self.backend.size
 
     def snapshot(self, rows: Bools) -> None:
-        """Keep the present state of the networks ``rows``, bool ``[E]``, with the evidence on their modules."""
+        """Keep the present state of the networks ``rows``, bool ``[E]``, with the measurements on their modules."""
         self.backend.snapshot(rows)
-        self._snapshot_evidence = replace_where(rows, self._snapshot_evidence, self.networks.evidence)
+        self._snapshot_measurements = replace_where(rows, self._snapshot_measurements, self.networks.measurements)
 
     def restore(self, rows: Bools) -> Transitions:
         """Return the networks ``rows``, bool ``[E]``, to their last snapshot; returns what was pruned."""
         transitions = self.backend.restore(rows)
-        # Modules that stay are as the snapshot has them, and so is the evidence on them.
+        # Modules that stay are as the snapshot has them, and so are their measurements.
         kept = rows[:, None] & self.networks.table.owning
-        self.networks.evidence = replace_where(kept, self.networks.evidence, self._snapshot_evidence)
+        self.networks.measurements = replace_where(kept, self.networks.measurements, self._snapshot_measurements)
         return transitions
 
     def measure_promises(self, running: Bools, rows: Bools | None = None, *, supplied: Promises | None = None) -> None:
@@ -225,14 +225,14 @@ class GrowthEngine:
         """Continue where `state_dict` was called."""
         values = from_plain(self._state(), state, "the growth engine")
         self.decisions, self.actions, self._overdue = values["decisions"], values["actions"], values["overdue"]
-        self._snapshot_evidence = values["snapshot_evidence"]
+        self._snapshot_measurements = values["snapshot_measurements"]
 
     def _state(self) -> dict[str, Any]:
         return {
             "decisions": self.decisions,
             "actions": self.actions,
             "overdue": self._overdue,
-            "snapshot_evidence": self._snapshot_evidence,
+            "snapshot_measurements": self._snapshot_measurements,
             "history": self.history,
             "governor": self.governor,
             "promises": self.promises,

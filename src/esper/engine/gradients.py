@@ -5,7 +5,7 @@ the loss matters. In a network that learns well, gradients have much the same sc
 section 4.2); they vanish or explode where they are orders of magnitude smaller or larger (Pascanu, Mikolov and Bengio
 2013, section 2).
 
-`assess_health` compares them over the minibatches of a decision, `update_gradient_evidence` keeps exponential means
+`assess_health` compares them over the minibatches of a decision, `update_gradient_health` keeps exponential means
 over decisions and says which are healthy. Gate G2, observations and events read what it returns, for both backends.
 """
 
@@ -18,7 +18,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from esper.config.settings import Settings
-from esper.lifecycle.table import Evidence
+from esper.lifecycle.table import SeedMeasurements
 from esper.numerics.arrays import Bools, Floats, Ints, replace_where
 
 
@@ -124,25 +124,27 @@ def assess_health(
     return replace_where(learning, HealthTable.none(*seed_parameters.shape), health)
 
 
-def update_gradient_evidence(evidence: Evidence, health: HealthTable, settings: GradientHealthSettings) -> Evidence:
-    """The evidence with one more decision in its means, and whether gradients are healthy by them.
+def update_gradient_health(
+    measurements: SeedMeasurements, health: HealthTable, settings: GradientHealthSettings
+) -> SeedMeasurements:
+    """The measurements with one more decision in their means, and whether gradients are healthy by them.
 
     With shares s_1 .. s_n of the decisions at which a seed's gradient was measured, a mean is
     ``sum_i decay^(n - i) s_i / sum_i decay^(n - i)``: the first decision counts no more than its age says.
 
     Args:
-        evidence: Before the decision, ``[E, S]``.
+        measurements: Before the decision, ``[E, S]``.
         health: The gradients in its minibatches, ``[E, S]``; means of modules that did not learn stay as they are.
         settings: The decay of the means, and their bound.
     """
     measured = health.minibatches > 0
-    weight = np.where(measured, settings.decay * evidence.gradient_weight + 1, evidence.gradient_weight)
+    weight = np.where(measured, settings.decay * measurements.gradient_weight + 1, measurements.gradient_weight)
     gain = measured / np.maximum(weight, 1)
-    vanished = evidence.vanished_share + gain * (health.vanished - evidence.vanished_share)
-    exploded = evidence.exploded_share + gain * (health.exploded - evidence.exploded_share)
+    vanished = measurements.vanished_share + gain * (health.vanished - measurements.vanished_share)
+    exploded = measurements.exploded_share + gain * (health.exploded - measurements.exploded_share)
     healthy = (weight > 0) & (np.maximum(vanished, exploded) <= settings.max_share)
     return replace(
-        evidence,
+        measurements,
         gradient_healthy=healthy,
         vanished_share=vanished,
         exploded_share=exploded,

@@ -9,7 +9,7 @@ import numpy as np
 from esper.engine.gradients import HealthTable
 from esper.engine.measurements import Evaluation, TrainingReport
 from esper.lifecycle.actions import Head, Op
-from esper.lifecycle.table import NO_BLUEPRINT, Evidence, SeedTable
+from esper.lifecycle.table import NO_BLUEPRINT, SeedMeasurements, SeedTable
 from esper.numerics.arrays import Bools, Floats, Ints, replace_where
 from esper.serialization.state_files import from_plain, to_plain
 
@@ -114,10 +114,10 @@ class History:
             HealthTable.none(environments, slots),
         )
 
-    def fill_stale_contributions(self, evaluation: Evaluation, evidence: Evidence) -> Evaluation:
+    def fill_stale_contributions(self, evaluation: Evaluation, measurements: SeedMeasurements) -> Evaluation:
         """Fill contributions that are not fresh with the last ones of the same seeds, and NaN if there are none."""
-        # Evidence is finite exactly where the resident seed was measured before.
-        measured = np.isfinite(evidence.contribution)
+        # They are finite exactly where the resident seed was measured before.
+        measured = np.isfinite(measurements.contribution)
         names = "accuracy_contribution", "loss_contribution", "accuracy_error", "loss_error"
         return evaluation.fill_missing(**{name: np.where(measured, getattr(self, name), np.nan) for name in names})
 

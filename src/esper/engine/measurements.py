@@ -1,4 +1,4 @@
-"""What is measured of E networks after training: training reports, evaluations with contributions, and evidence."""
+"""What is measured of E networks after training: training reports, and evaluations with contributions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from esper.engine.gradients import HealthTable
-from esper.lifecycle.table import Evidence, SeedTable
+from esper.lifecycle.table import SeedMeasurements, SeedTable
 from esper.numerics.arrays import Bools, Floats
 
 WORST_SCORE = -1.0
@@ -114,8 +114,8 @@ class CommittedEvaluation:
         return replace(self, accuracy=score_losses(self.loss, chance_loss))
 
 
-def update_evidence(table: SeedTable, before: Evidence, evaluation: Evaluation) -> Evidence:
-    """The evidence for the next decision, from the evidence ``before`` and the newest evaluation."""
+def update_measurements(table: SeedTable, before: SeedMeasurements, evaluation: Evaluation) -> SeedMeasurements:
+    """The measurements for the next decision, from the measurements ``before`` and the newest evaluation."""
     known = np.isfinite(evaluation.loss_contribution)
     # Modules that do not count yet are computed all the same, at alpha 0: were one not finite, the loss would not be.
     finite = np.where(evaluation.fresh, known, np.isfinite(evaluation.loss)[:, None])

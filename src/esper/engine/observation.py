@@ -24,7 +24,7 @@ from esper.growth.site import Layout
 from esper.lifecycle.actions import Op
 from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.stages import Stage
-from esper.lifecycle.table import Evidence, SeedTable
+from esper.lifecycle.table import SeedMeasurements, SeedTable
 from esper.numerics.arrays import Bools, Float32s, Floats, Ints
 from esper.numerics.deferred import move_together
 
@@ -72,7 +72,7 @@ class GrowingNetworks(Protocol):
         ...
 
     @property
-    def evidence(self) -> Evidence:
+    def measurements(self) -> SeedMeasurements:
         """Measurements of the seeds that gates go by."""
         ...
 
@@ -347,16 +347,16 @@ SLOT_FEATURES: tuple[Feature, ...] = (
     Feature("pruning", 0, 1, lambda v: v.networks.table.pruning),
     Feature("stage_age", 0, 1, lambda v: _divide_by_horizon(v, v.networks.table.stage_age)),
     Feature("seed_age", 0, 1, lambda v: _divide_by_horizon(v, v.networks.table.seed_age)),
-    # The evidence on its seed.
+    # The measurements of its seed.
     Feature("measured", 0, 1, lambda v: np.isfinite(v.history.loss_contribution)),
-    Feature("evidence_age", 0, 1, lambda v: _divide_by_horizon(v, v.networks.evidence.contribution_age)),
+    Feature("measurement_age", 0, 1, lambda v: _divide_by_horizon(v, v.networks.measurements.contribution_age)),
     Feature("accuracy_contribution", -1, 1, lambda v: np.nan_to_num(v.history.accuracy_contribution)),
     Feature("loss_contribution", -LOG_LIMIT, LOG_LIMIT, _compute_loss_contribution),
     Feature("loss_gain", -LOG_LIMIT, LOG_LIMIT, lambda v: _divide_by_loss(v, v.history.loss_contribution)),
     Feature("loss_gain_error", 0, LOG_LIMIT, lambda v: _divide_by_loss(v, v.history.loss_error)),
     Feature("contribution_velocity", -LOG_LIMIT, LOG_LIMIT, _compute_contribution_velocity),
     Feature("gradient_ratio", -LOG_LIMIT, LOG_LIMIT, _compute_gradient_ratio),
-    Feature("gradient_healthy", 0, 1, lambda v: v.networks.evidence.gradient_healthy),
+    Feature("gradient_healthy", 0, 1, lambda v: v.networks.measurements.gradient_healthy),
     # The place, and what grew there.
     Feature("depth", 0, 1, _compute_depth),
     Feature("log_width", -LOG_LIMIT, LOG_LIMIT, lambda v: np.log(v.networks.specs.widths / 10)),

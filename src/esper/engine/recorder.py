@@ -17,7 +17,7 @@ from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import NO_BLUEPRINT
 from esper.lifecycle.transitions import Cause, Transitions
 from esper.numerics.arrays import Bools, Int8s
-from esper.runs.events import GateJudged, LifecycleTransition, NetworkStep, RolledBack, StepTaken
+from esper.runs.events import GateChecked, LifecycleTransition, NetworkStep, RolledBack, StepTaken
 
 
 class DecisionRecorder:
@@ -44,7 +44,7 @@ class DecisionRecorder:
         self.gated_stages: Int8s = np.full(shape, Stage.DORMANT, np.int8)
         """The stages that they were of, ``[E, S]``."""
 
-    def record_gates(self, running: Bools) -> Iterator[GateJudged]:
+    def record_gates(self, running: Bools) -> Iterator[GateChecked]:
         """Gates that have opened, closed or come ahead of a slot, in the networks ``running [E]``."""
         stages, reasons = self._engine.stages_before, self._engine.newest_step.gates.reason
         changed = (reasons != self.reasons) | (stages != self.gated_stages)
@@ -52,7 +52,7 @@ class DecisionRecorder:
         for row, slot in np.argwhere(changed & (reasons != Reason.NO_GATE) & running[:, None]).tolist():
             reason, gate = Reason(reasons[row, slot]), GATES[Stage(stages[row, slot])]
             passed = reason is Reason.PASSED
-            yield GateJudged(**self._place(row), slot=slot, gate=gate, passed=passed, reason=reason.name.lower())
+            yield GateChecked(**self._place(row), slot=slot, gate=gate, passed=passed, reason=reason.name.lower())
 
     def record_transitions(self, changes: Transitions, running: Bools) -> Iterator[LifecycleTransition]:
         """Changes of stage in the networks ``running [E]``, with the contributions known at the decision."""
@@ -95,16 +95,16 @@ class DecisionRecorder:
     def record_steps(self, rows: Iterable[int], **own: Sequence[Any]) -> Iterator[StepTaken]:
         """The decisions of the networks ``rows`` with their state; ``own`` are further fields, or others, ``[E]``."""
         engine, table, measured = self._engine, self._engine.networks.table, self._engine.measured
-        health, evidence, evaluation = measured.training.health, engine.evidence_measured, measured.evaluation
+        health, measurements, evaluation = measured.training.health, engine.measured_seeds, measured.evaluation
         contributions = [replace_unmeasured(row) for row in self.round(evaluation.accuracy_contribution)]
-        known = evidence.gradient_weight > 0
+        known = measurements.gradient_weight > 0
         # Ratios range over many orders of magnitude, so what is kept are significant digits.
         ratios, vanished, exploded = (
             [
                 replace_unmeasured([float(f"{value:.4g}") for value in row])
                 for row in np.where(known, figure, np.nan).tolist()
             ]
-            for figure in (health.ratio, evidence.vanished_share, evidence.exploded_share)
+            for figure in (health.ratio, measurements.vanished_share, measurements.exploded_share)
         )
         ops, slots, blueprints = (engine.actions[:, head].tolist() for head in (Head.OP, Head.SLOT, Head.BLUEPRINT))
         # Whole columns, since rounding each number on its own costs far more.

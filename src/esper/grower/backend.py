@@ -35,12 +35,12 @@ from esper.lifecycle.actions import Blend, Curve, Head
 from esper.lifecycle.legality import ActionMasks, legal_actions
 from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import Stage
-from esper.lifecycle.table import NO_BLUEPRINT, Evidence, SeedTable
+from esper.lifecycle.table import NO_BLUEPRINT, SeedMeasurements, SeedTable
 from esper.lifecycle.transitions import (
     Step,
     Transitions,
     add_fossils,
-    clear_changed_evidence,
+    clear_changed_measurements,
     remove_seeds,
     step,
 )
@@ -131,7 +131,7 @@ class GrowingNetwork:
                 blends[0, place] = slot.seed.blend
         everything = np.ones(spec.compatible.shape, np.bool_)
         self.table = add_fossils(SeedTable.dormant(*shape), blueprints, blends, everything)[0]
-        self.evidence = Evidence.none(1, len(model.slots))
+        self.measurements = SeedMeasurements.none(1, len(model.slots))
         self.germinations: Ints = np.zeros(len(model.slots), np.int64)
         """Modules that each slot has had, ``[S]``."""
         self._random_seed = random_seed
@@ -165,12 +165,12 @@ class GrowingNetwork:
                 )
 
     def legal_actions(self) -> ActionMasks:
-        """The actions that rules, evidence and budget allow now."""
-        return legal_actions(self.table, self.evidence, self.rules, self.specs.compatible, self.affordable())
+        """The actions that rules, measurements and budget allow now."""
+        return legal_actions(self.table, self.measurements, self.rules, self.specs.compatible, self.affordable())
 
     def decide(self, actions: Ints) -> Step:
         """Carry out one action ``[1, 8]``, and advance all other slots by a step; all of it or nothing."""
-        result = step(self.table, self.evidence, actions, self.rules, self.specs.compatible, self.affordable())
+        result = step(self.table, self.measurements, actions, self.rules, self.specs.compatible, self.affordable())
         blueprint, blend = int(actions[0, Head.BLUEPRINT]), Blend(int(actions[0, Head.BLEND]))
         self.change_slots(result.table, result.transitions, blueprint, blend)
         return result
@@ -192,14 +192,14 @@ class GrowingNetwork:
             slots[place].prune()
         for place in changes.slot[changes.after == Stage.FOSSILIZED].tolist():
             slots[place].fossilize()
-        self.evidence = clear_changed_evidence(self.evidence, changes)
+        self.measurements = clear_changed_measurements(self.measurements, changes)
         self.table = table
         self.update_seeds()
 
     def revoke(self, empty: Bools) -> Transitions:
         """Update the table after a rollback has removed the modules in the slots ``empty``, bool ``[1, S]``."""
         self.table, changes = remove_seeds(self.table, empty)
-        self.evidence = clear_changed_evidence(self.evidence, changes)
+        self.measurements = clear_changed_measurements(self.measurements, changes)
         return changes
 
     def update_seeds(self) -> None:
@@ -213,7 +213,7 @@ class GrowingNetwork:
             self.model.copies.sync_slot(slot)
 
     def state_dict(self) -> dict[str, Any]:
-        """Table, evidence and germinations, as plain values."""
+        """Table, measurements and germinations, as plain values."""
         return to_plain(self._state())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -230,10 +230,11 @@ class GrowingNetwork:
                     f"the grower's state is damaged: {name} is {numbers.tolist()[0]} in its table, where "
                     f"numbers are from {low} to {high}; use an earlier one"
                 )
-        self.table, self.evidence, self.germinations = values["table"], values["evidence"], values["germinations"]
+        self.table, self.measurements = values["table"], values["measurements"]
+        self.germinations = values["germinations"]
 
     def _state(self) -> dict[str, Any]:
-        return {"table": self.table, "evidence": self.evidence, "germinations": self.germinations}
+        return {"table": self.table, "measurements": self.measurements, "germinations": self.germinations}
 
 
 @dataclass(frozen=True)
@@ -288,7 +289,9 @@ class ModelBackend:
         self.learning = LearningCheck(conduct.governor, self.scores)
         self.optimizer_check = OptimizerCheck(model.host, optimizer)
         self.gradients = GradientRecorder(model, optimizer, scaler, conduct.gradient_health)
-        self.forks = ForkTrainer(model, optimizer, criterion.evidence, config.loss, scaler, processes.average_gradient)
+        self.forks = ForkTrainer(
+            model, optimizer, criterion.counterfactual, config.loss, scaler, processes.average_gradient
+        )
         for slot in model.slots.values():
             slot.feature_hook = None  # of a former grower
         self.promise_recorder = None
@@ -314,8 +317,8 @@ class ModelBackend:
         assert isinstance(report, ModelTraining)
         train_loss = float(report.loss[0])
         # Modules that are kept for good and were measured a short time ago are left out.
-        table, evidence = self.networks.table, self.networks.evidence
-        known = np.isfinite(evidence.contribution) & (evidence.contribution_age < FOSSIL_INTERVAL - 1)
+        table, measurements = self.networks.table, self.networks.measurements
+        known = np.isfinite(measurements.contribution) & (measurements.contribution_age < FOSSIL_INTERVAL - 1)
         due = due & ~((table.stage == Stage.FOSSILIZED) & known)
 
         # A diverged model cannot be measured: all its figures are unknown.

@@ -28,7 +28,7 @@ from esper.lifecycle.stages import OWNING, Stage
 from esper.lifecycle.transitions import Cause
 from esper.numerics.devices import describe_platform
 from esper.runs.events import (
-    GateJudged,
+    GateChecked,
     LifecycleTransition,
     NetworkStep,
     RunEnded,
@@ -350,7 +350,7 @@ class RunRecorder(GrowerCallback):
         # It continues with the gates of the last decision, which were ahead of the stages after the one before it: the
         # newest of each gate that is still ahead.
         last_step = [step.stages for step in store.events(StepTaken) if step.iteration == decisions - 1]
-        for event in store.events(GateJudged) if last_step else ():
+        for event in store.events(GateChecked) if last_step else ():
             stage = Stage[last_step[0][event.slot].upper()]
             if GATES.get(stage) == event.gate:
                 self._recorder.reasons[0, event.slot] = Reason[event.reason.upper()]
@@ -373,7 +373,7 @@ class RunRecorder(GrowerCallback):
             "blueprints": grower.network.blueprints,
             "host_parameters": grower.model.host_parameters,
             _ID: self.id,
-            **{name: self._config[name] for name in ("host", "controller", "evidence")},
+            **{name: self._config[name] for name in ("host", "controller", "counterfactual")},
             **({} if horizon is None else {"iterations": horizon, "steps": horizon}),
         }
 

@@ -226,7 +226,7 @@ HORIZON = 100
 MAX_UNPLANNED_PROGRESS = 0.5
 """Most progress that controllers see where the number of decisions is not planned: until then every rule plants."""
 TRIALS_PER_HORIZON = 4
-"""A trial takes at most one part in so many of the horizon."""
+"""A probation takes at most one part in so many of the horizon."""
 MIN_LOOKS = 3
 """Looks while modules may be planted, if growth is long enough for as many."""
 PLANTING_PART = 3
@@ -264,17 +264,17 @@ class Timing:
                 "use controller 'none'"
             )
 
-    def fit_trial(self, default: int) -> int:
+    def fit_probation(self, default: int) -> int:
         """Decisions for which a rule holds a module before it judges it: ``default``, or fewer in a short growth."""
         return min(default, max(self.horizon // TRIALS_PER_HORIZON, 1))
 
-    def fit_stop_after(self, default: float, trial: int, at_a_time: int) -> float:
+    def fit_stop_after(self, default: float, probation: int, at_a_time: int) -> float:
         """The share of growth after which a rule plants nothing: ``default``, or less in a short growth.
 
-        Every module can then be judged after a trial before the end. In a very short growth the last ones are left
+        Every module can then be judged after probation before the end. In a very short growth the last ones are left
         unfinished, and `esper.Grower.finish` judges them.
         """
-        needed = 1 + _BEFORE_BLENDING + min(self.rules.tempos) + trial + at_a_time
+        needed = 1 + _BEFORE_BLENDING + min(self.rules.tempos) + probation + at_a_time
         latest = max(self.horizon - needed, self.horizon // PLANTING_PART)
         return min(default, latest / self.horizon)
 
@@ -361,19 +361,19 @@ def _make_rule(name: str, timing: Timing, parameters: Ints, compatible: Bools) -
     pairs = zip(slots.tolist(), kinds.tolist(), strict=True)
     offers = tuple(sorted(pairs, key=lambda pair: (int(parameters[pair]), -pair[0])))
     defaults = HeuristicSettings()
-    trial = timing.fit_trial(defaults.trial)
-    stop_after = timing.fit_stop_after(defaults.stop_after, trial, defaults.at_a_time)
+    probation = timing.fit_probation(defaults.probation)
+    stop_after = timing.fit_stop_after(defaults.stop_after, probation, defaults.at_a_time)
     if name == Periodic.name:
-        return Periodic(PeriodicSettings(plantings=offers, trial=trial, stop_after=stop_after), timing.horizon)
-    return Heuristic(HeuristicSettings(preferences=offers, trial=trial, stop_after=stop_after), timing.horizon)
+        return Periodic(PeriodicSettings(plantings=offers, probation=probation, stop_after=stop_after), timing.horizon)
+    return Heuristic(HeuristicSettings(preferences=offers, probation=probation, stop_after=stop_after), timing.horizon)
 
 
 def _make_look(timing: Timing, slots: int, default: LookSettings) -> LookRule:
-    trial = timing.fit_trial(default.trial)
-    stop_after = timing.fit_stop_after(default.stop_after, trial, 1)
+    probation = timing.fit_probation(default.probation)
+    stop_after = timing.fit_stop_after(default.stop_after, probation, 1)
     promise = timing.fit_promise(default.promise, stop_after)
     early = timing.fit_early(default.early, promise.first, slots)
-    update = {"promise": promise, "early": early, "trial": trial, "stop_after": stop_after}
+    update = {"promise": promise, "early": early, "probation": probation, "stop_after": stop_after}
     return LookRule(default.model_copy(update=update), timing.horizon)
 
 

@@ -63,8 +63,8 @@ class Decision:
     """By slot, as last measured: the score with the module minus the score with the module switched off. It measures
     how much the model depends on the module. If the metric is a loss, it is the relative reduction of the loss
     (`esper.grower.scores` has the formula). Modules that are kept for good are measured at every fourth decision. With
-    `esper.Refit`, a module on trial is compared with a fork that has trained without it; its slot is missing until the
-    fork is old enough."""
+    `esper.Refit`, a module on probation is compared with a fork that has trained without it; its slot is missing until
+    the fork is old enough."""
     loss: float
     """Validation loss before the decision, and after any rollback."""
     metric: str

@@ -134,8 +134,8 @@ class Refit(Evaluator):
         self.evaluate = evaluate
 
     def describe_criterion(self) -> dict[str, Any]:
-        """The kind of evidence."""
-        return {"evidence": Counterfactual.REFIT}
+        """The kind of counterfactual."""
+        return {"counterfactual": Counterfactual.REFIT}
 
 
 @dataclass(frozen=True)
@@ -149,12 +149,12 @@ class Criterion:
     objective: str | None = None
     constraints: dict[str, float] = field(default_factory=dict[str, float])
     """Relative increase of the loss that is allowed, by set."""
-    evidence: Counterfactual = Counterfactual.DEPENDENCE
+    counterfactual: Counterfactual = Counterfactual.DEPENDENCE
 
     def to_dict(self) -> dict[str, Any]:
         """All fields but the function, as plain values, for a run's configuration and for comparing saved states."""
         values = {name: value for name, value in vars(self).items() if name != "evaluate"}
-        return {**values, "evidence": self.evidence.value}
+        return {**values, "counterfactual": self.counterfactual.value}
 
 
 def read_criterion(evaluate: Evaluate) -> Criterion:

@@ -326,7 +326,7 @@ class LearningCheck:
                 "rate, the loss and the data",
                 stacklevel=3,
             )
-        # An unusual loss is no evidence for or against modules.
+        # An unusual loss says nothing about modules.
         if not usual:
             return {Op.FOSSILIZE, Op.PRUNE}
         return {Op.FOSSILIZE} if idle or not better else set()

@@ -86,7 +86,7 @@ class Grower:
         evaluate: Measures the model on validation data. It must be deterministic, and return a loss,
             ``(loss, accuracy)``, or a mapping of names to numbers with the key ``loss``. `esper.Validation` covers the
             usual tasks. Wrap it in `esper.Metric`, `esper.Constrained` or `esper.Refit` for another metric, for
-            constraints, or for other evidence. Each decision calls it for the model, for every module that is due
+            constraints, or for another counterfactual. Each decision calls it for the model, for every module due
             (modules that are kept for good only at every fourth decision), and again after a rollback. The call for the
             model is skipped if you pass its result to `step`. With several processes only the first calls it.
         config: How the grower decides.
@@ -96,8 +96,8 @@ class Grower:
         fields: Fields of `GrowerConfig`, such as ``controller``, ``horizon`` or ``rent``; they override ``config``.
 
     Raises:
-        ConfigError: an argument has the wrong type or is out of range; rules or evidence need a ``loss``; the
-            controller does not use the evidence; or the horizon is too short.
+        ConfigError: an argument has the wrong type or is out of range; rules or `Refit` need a ``loss``; the
+            controller does not use it; or the horizon is too short.
         SlotError: the optimizer was not made from `GrowingModel.parameter_groups`, or the model has lost its slots.
         RunError: the folder for the run holds something else, is in use, or cannot be written.
     """
@@ -129,7 +129,7 @@ class Grower:
         promise = choose_promise_settings(controller, config.conduct.promise)
         require_time_to_plant(controller, config.conduct.plateau)
         require_rules(timing.rules, spec.kinds, constrained=bool(criterion.constraints))
-        require_loss(criterion.evidence, controller, config.loss, optimizer)
+        require_loss(criterion.counterfactual, controller, config.loss, optimizer)
         classes = config.classes
         if isinstance(criterion.evaluate, Validation):
             classes = criterion.evaluate.resolve_classes(classes, model.output_shape)
@@ -295,7 +295,7 @@ class Grower:
             if forget_skill and (result.transitions.after == Stage.PRUNED).any():
                 backend.learning.forget_best()
             self._controller_state = controller_state
-            network.evidence = backend.forks.update(network.table, network.evidence)
+            network.measurements = backend.forks.update(network.table, network.measurements)
             backend.gradients.clear()
             if backend.promise_recorder is not None:
                 backend.promise_recorder.clear()
@@ -357,15 +357,15 @@ class Grower:
     @property
     def needs_isolated_backward(self) -> bool:
         """Whether you must call `isolated_backward` for every minibatch."""
-        return self.criterion.evidence is Counterfactual.REFIT
+        return self.criterion.counterfactual is Counterfactual.REFIT
 
     @check_arguments(ConfigError, loss="give the loss of the minibatch, a tensor")
     def isolated_backward(self, loss: Tensor, *minibatch: Any, **named: Any) -> None:
         """Also train the forks of `esper.Refit` on this minibatch; does nothing if there are none.
 
         Call it after computing ``loss``, before ``backward()`` and before dividing or scaling the loss. For each module
-        on trial it computes the loss again on a fork of the model without it, by calling the configured ``loss`` with
-        ``minibatch`` and ``named``. The forks' gradients are added in the backward pass of ``loss``, so dividing,
+        on probation it computes the loss again on a fork of the model without it, by calling the configured ``loss``
+        with ``minibatch`` and ``named``. The forks' gradients are added in the backward pass of ``loss``, so dividing,
         scaling or accumulating the loss affects them equally. The model, its buffers and the random state do not
         change.
 
@@ -423,14 +423,14 @@ class Grower:
                 )
             ending = resolve_unfinished(backend, governor, self.config.rent, judgement, self._unreached)
             # What was kept before may not have been measured at the last decision.
-            stale = (network.table.stage == Stage.FOSSILIZED) & (network.evidence.contribution_age > 0)
+            stale = (network.table.stage == Stage.FOSSILIZED) & (network.measurements.contribution_age > 0)
             if stale.any():
                 evaluation, _ = backend.measure_dependence(stale)
                 store_contributions(self.model, evaluation.accuracy_contribution)
             self.trials.settle(ending.changes, self.decisions, "finish")
             self.model.tried = tuple(self.trials.modules)
             ending = replace(ending, tried=self.model.tried, advice=advise(self.trials, self.controller.name))
-            backend.forks.update(network.table, network.evidence)  # drops all forks
+            backend.forks.update(network.table, network.measurements)  # drops all forks
             if backend.promise_recorder is not None:
                 backend.promise_recorder.set_recording(False)
             self._notify(lambda callback: callback.on_finish(self, ending))
@@ -562,7 +562,7 @@ class Grower:
         self._controller_state, self.backend.constraints.references = memory["controller"], memory["references"]
         self.network.update_seeds()
         self.model.tried = tuple(self.trials.modules)
-        self.backend.forks.update(self.network.table, self.network.evidence)
+        self.backend.forks.update(self.network.table, self.network.measurements)
         self.backend.forks.load_state_dict(state["refit"])
 
     def _name_callbacks(self) -> dict[str, GrowerCallback]:

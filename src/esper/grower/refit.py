@@ -28,7 +28,7 @@ from esper.growth.model import GrowingModel
 from esper.growth.seed import Seed
 from esper.growth.slot import Slot, side_pass
 from esper.lifecycle.stages import Stage
-from esper.lifecycle.table import Evidence, SeedTable
+from esper.lifecycle.table import SeedMeasurements, SeedTable
 from esper.serialization.state_files import from_plain, to_plain
 
 T = TypeVar("T")
@@ -55,19 +55,19 @@ class Counterfactual(StrEnum):
     """The model as it is, with the module switched off (leave-one-out). A model adapts to what it trains with, so this
     measures how much it depends on the module now, which is more than it gains by having it."""
     REFIT = "refit"
-    """For a module on trial: a fork of the model from the start of the trial, which has trained without the module on
-    the same minibatches since. Before and after the trial as ``dependence``."""
+    """For a module on probation: a fork of the model from the start of its probation, which has trained without the
+    module on the same minibatches since. Before and after the probation as ``dependence``."""
 
 
 def require_loss(
-    evidence: Counterfactual, controller: Controller, loss: Loss | None, optimizer: torch.optim.Optimizer
+    counterfactual: Counterfactual, controller: Controller, loss: Loss | None, optimizer: torch.optim.Optimizer
 ) -> None:
     """Refuse forks that cannot be trained, or that nothing uses."""
-    if evidence is not Counterfactual.REFIT:
+    if counterfactual is not Counterfactual.REFIT:
         return
     if isinstance(controller, Never):
         raise ConfigError(
-            f"esper.Refit judges seeds on trial, but controller {controller.name!r} has none: choose another "
+            f"esper.Refit judges seeds on probation, but controller {controller.name!r} has none: choose another "
             "controller, or remove esper.Refit"
         )
     if loss is None:
@@ -244,7 +244,7 @@ class SeedlessFork:
 
 
 class ForkTrainer:
-    """Trains forks whenever the model trains; there are none unless the evidence is ``refit``.
+    """Trains forks whenever the model trains; there are none unless the counterfactual is ``refit``.
 
     ``loss`` computes the loss of a minibatch by calling the model, and ``average`` averages a parameter's gradient over
     all processes.
@@ -254,14 +254,14 @@ class ForkTrainer:
         self,
         model: GrowingModel,
         optimizer: torch.optim.Optimizer,
-        evidence: Counterfactual,
+        counterfactual: Counterfactual,
         loss: Loss | None,
         scaler: torch.amp.GradScaler | None,
         average: Callable[[Tensor], None],
     ) -> None:
         self._model, self._optimizer, self._loss, self._scaler = model, optimizer, loss, scaler
         self._average = average
-        self._makes_forks = evidence is Counterfactual.REFIT
+        self._makes_forks = counterfactual is Counterfactual.REFIT
         self._forks: dict[str, SeedlessFork] = {}
         self._comparable: set[str] = set()
         """Slots whose forks are old enough to be compared with at the next decision."""
@@ -277,12 +277,12 @@ class ForkTrainer:
 
     @property
     def forks(self) -> dict[str, SeedlessFork]:
-        """Forks by the slots whose modules are on trial."""
+        """Forks by the slots whose modules are on probation."""
         trials = {name: seed for name, seed in self._model.seeds.items() if not seed.fossilized}
         return {name: fork for name, fork in self._forks.items() if fork.seed is trials.get(name)}
 
     def get_comparable(self) -> dict[str, SeedlessFork | None]:
-        """The forks of modules on trial, by slot; None for one that is too young to be compared with."""
+        """The forks of modules on probation, by slot; None for one that is too young to be compared with."""
         forks = self.forks
         if forks and not self._minibatches:
             raise ConfigError(
@@ -292,15 +292,15 @@ class ForkTrainer:
             )
         return {name: fork if name in self._comparable else None for name, fork in forks.items()}
 
-    def update(self, table: SeedTable, evidence: Evidence) -> Evidence:
+    def update(self, table: SeedTable, measurements: SeedMeasurements) -> SeedMeasurements:
         """Fork the model for modules that are held from now on, and drop the forks of those that are not any more.
 
-        The ``table`` is the one after the decision. Returns the evidence without that of modules whose trial begins,
-        since it was measured by ``dependence``.
+        The ``table`` is the one after the decision. Returns the measurements without those of modules whose probation
+        begins, since they were made by ``dependence``.
         """
         self._minibatches, self._check_due = 0, True
         if not self._makes_forks:
-            return evidence
+            return measurements
         slots = self._model.slots.values()
         counting_seeds = [slot.seed for slot, counts in zip(slots, table.blended[0].tolist(), strict=True) if counts]
         previous, self._forks = self.forks, {}
@@ -318,7 +318,7 @@ class ForkTrainer:
                 fork.sync_modules(counting)
             self._forks[slot.name] = fork
         self._comparable = {slots[index].name for index in held if table.stage_age[0, index] >= REFIT_DECISIONS}
-        return evidence.without(forked)
+        return measurements.without(forked)
 
     def add_gradients(self, loss: Tensor, minibatch: Sequence[Any], named: Mapping[str, Any]) -> None:
         """Add the gradients of forks on this minibatch in the backward pass of ``loss``."""
@@ -401,7 +401,7 @@ class ForkTrainer:
         if forks and trained.isdisjoint(forks):
             raise ConfigError(
                 f"the optimizer made a step without a gradient for the fork without the seed in slot "
-                f"{next(iter(forks))!r}, which evidence refit needs: call {_BACKWARD_LINE} before each "
+                f"{next(iter(forks))!r}, which esper.Refit needs: call {_BACKWARD_LINE} before each "
                 "loss.backward()"
             )
         for fork in forks.values():

@@ -58,7 +58,7 @@ class TriedModule:
     planted: int
     """Decision that planted it."""
     judged: int | None = None
-    """Decision that kept or pruned it, or the last decision of growth; None while it is on trial."""
+    """Decision that kept or pruned it, or the last decision of growth; None while it is on probation."""
     kept: bool | None = None
     """Whether it was kept permanently; None until decided."""
     by: str = ""
@@ -69,8 +69,8 @@ class TriedModule:
 
     @property
     def outcome(self) -> str:
-        """``kept``, ``pruned`` or ``on trial``."""
-        return {True: "kept", False: "pruned", None: "on trial"}[self.kept]
+        """``kept``, ``pruned`` or ``on probation``."""
+        return {True: "kept", False: "pruned", None: "on probation"}[self.kept]
 
     def __str__(self) -> str:
         """``pruned mlp in u2 at decision 9 by look: contribution +0.016, ... (planted at decision 4, ...)``."""
@@ -84,7 +84,7 @@ def count_tried(tried: Sequence[TriedModule]) -> str:
     """The numbers of modules tried and kept, as text: ``2 modules tried, 0 kept``."""
     kept = sum(module.kept is True for module in tried)
     unsettled = sum(module.kept is None for module in tried)
-    return f"{plural(len(tried), 'module')} tried, {kept:,} kept{f', {unsettled:,} on trial' if unsettled else ''}"
+    return f"{plural(len(tried), 'module')} tried, {kept:,} kept{f', {unsettled:,} on probation' if unsettled else ''}"
 
 
 def format_signed(value: float) -> str:

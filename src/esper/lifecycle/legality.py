@@ -24,7 +24,7 @@ from esper.lifecycle.actions import (
 )
 from esper.lifecycle.rules import GATES, GateResults, Reason, Rules, evaluate_gates
 from esper.lifecycle.stages import LIVE, Stage
-from esper.lifecycle.table import Evidence, SeedTable
+from esper.lifecycle.table import SeedMeasurements, SeedTable
 from esper.numerics.arrays import Bools, Ints, map_arrays
 
 _TARGETS = np.array(ALPHA_TARGETS, dtype=np.float32)
@@ -168,7 +168,7 @@ class ActionMasks:
 
 
 def legal_actions(
-    table: SeedTable, evidence: Evidence, rules: Rules, compatible: Bools, affordable: Bools | None = None
+    table: SeedTable, measurements: SeedMeasurements, rules: Rules, compatible: Bools, affordable: Bools | None = None
 ) -> ActionMasks:
     """The masks of E environments.
 
@@ -180,7 +180,7 @@ def legal_actions(
         affordable = np.ones_like(compatible)
     # What the state of the slots, their gates and the rules allow.
     on_offer = compatible & affordable
-    gates = evaluate_gates(table, evidence, rules)
+    gates = evaluate_gates(table, measurements, rules)
     dormant = table.stage == Stage.DORMANT
     steerable = ((table.stage == Stage.BLENDING) | (table.stage == Stage.HOLDING)) & ~table.pruning
     allowed_targets = _mark_allowed(ALPHA_TARGETS, rules.alpha_targets)

@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer, ValidationInfo, fi
 from esper.config.settings import Settings
 from esper.lifecycle.actions import ALPHA_SPEEDS, ALPHA_TARGETS, TEMPOS, Blend, Curve, Head, Op
 from esper.lifecycle.stages import Stage, make_stage_lookup
-from esper.lifecycle.table import Evidence, SeedTable
+from esper.lifecycle.table import SeedMeasurements, SeedTable
 from esper.numerics.arrays import Bools, Int8s
 
 
@@ -63,7 +63,7 @@ class Rules(Settings):
     """Steps in PRUNED, EMBARGOED and RESETTING before a slot is DORMANT again."""
     min_training_steps: Steps = 3
     """Minimum steps in TRAINING before a seed may advance (gate G2)."""
-    evidence_max_age: int = Field(default=2, ge=0, le=1000)
+    measurement_max_age: int = Field(default=2, ge=0, le=1000)
     """Maximum age of a measured contribution, in steps (gate G5)."""
     harm_tolerance: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
     """Maximum loss of score by a seed that may still be fossilized (gate G5), in units of contributions: 0.01 is one
@@ -182,20 +182,20 @@ class GateResults:
     """A `Reason`, ``[E, S]``."""
 
 
-def evaluate_gates(table: SeedTable, evidence: Evidence, rules: Rules) -> GateResults:
+def evaluate_gates(table: SeedTable, measurements: SeedMeasurements, rules: Rules) -> GateResults:
     """Whether the gate ahead of each slot is open, as in `GATES`; the first condition that fails is its reason.
 
     G1 is before BLENDING or TRAINING, G2 before BLENDING, G3 before HOLDING, G5 before FOSSILIZED.
     """
     # In the order in which failures are reported.
     conditions = (
-        (Stage.GERMINATED, evidence.probed, Reason.NOT_PROBED),
+        (Stage.GERMINATED, measurements.probed, Reason.NOT_PROBED),
         (Stage.TRAINING, table.stage_age >= rules.min_training_steps, Reason.TOO_YOUNG),
-        (Stage.TRAINING, evidence.gradient_healthy, Reason.GRADIENT_UNHEALTHY),
+        (Stage.TRAINING, measurements.gradient_healthy, Reason.GRADIENT_UNHEALTHY),
         (Stage.BLENDING, table.arrived, Reason.ALPHA_MOVING),
-        (Stage.HOLDING, ~np.isnan(evidence.contribution), Reason.NOT_MEASURED),
-        (Stage.HOLDING, evidence.contribution_age <= rules.evidence_max_age, Reason.STALE),
-        (Stage.HOLDING, evidence.contribution >= -rules.harm_tolerance, Reason.HARMFUL),
+        (Stage.HOLDING, ~np.isnan(measurements.contribution), Reason.NOT_MEASURED),
+        (Stage.HOLDING, measurements.contribution_age <= rules.measurement_max_age, Reason.STALE),
+        (Stage.HOLDING, measurements.contribution >= -rules.harm_tolerance, Reason.HARMFUL),
     )
     reason = np.where(_GUARDED[table.stage], np.int8(Reason.PASSED), np.int8(Reason.NO_GATE))
     # In reverse, so that the first failure of a gate overwrites later ones.

@@ -1,4 +1,4 @@
-"""The state of every slot of E networks, and the evidence of their seeds."""
+"""The state of every slot of E networks, and the measurements of their seeds."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class SeedTable:
 
 
 @dataclass(frozen=True)
-class Evidence:
+class SeedMeasurements:
     """Measurements of the seeds before a decision, ``[E, S]`` each."""
 
     probed: Bools
@@ -135,7 +135,7 @@ class Evidence:
 
     @classmethod
     def none(cls, environments: int, slots: int) -> Self:
-        """Evidence before any measurement."""
+        """Nothing is measured yet."""
         shape = (environments, slots)
         return cls(
             probed=np.zeros(shape, np.bool_),
@@ -148,7 +148,7 @@ class Evidence:
         )
 
     def without(self, slots: Bools) -> Self:
-        """The evidence with that of ``slots`` reset, whose seeds were removed or are new.
+        """The measurements with those of ``slots`` reset, whose seeds were removed or are new.
 
         ``slots`` selects single slots, bool ``[E, S]``, or all those of some networks, bool ``[E]``.
         """

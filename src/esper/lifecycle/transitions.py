@@ -24,7 +24,7 @@ from esper.lifecycle.actions import (
 from esper.lifecycle.legality import legal_actions, require_legal
 from esper.lifecycle.rules import GateResults, Isolation, Reason, Rules
 from esper.lifecycle.stages import COOLDOWN, OWNING, Stage, make_stage_lookup
-from esper.lifecycle.table import NO_BLUEPRINT, Evidence, SeedTable
+from esper.lifecycle.table import NO_BLUEPRINT, SeedMeasurements, SeedTable
 from esper.numerics.arrays import Bools, Float32s, Int8s, Int16s, Ints, merge_arrays
 
 _TEMPOS = np.array(TEMPOS, dtype=np.int16)
@@ -91,12 +91,12 @@ def concatenate_transitions(parts: Sequence[Transitions]) -> Transitions:
     return merge_arrays(np.concatenate, parts)
 
 
-def clear_changed_evidence(evidence: Evidence, changes: Transitions) -> Evidence:
-    """Evidence without that of seeds that have just come or gone."""
+def clear_changed_measurements(measurements: SeedMeasurements, changes: Transitions) -> SeedMeasurements:
+    """Measurements without those of seeds that have just come or gone."""
     changed = changes.born | (changes.after == Stage.PRUNED)
-    slots = np.zeros(evidence.probed.shape, np.bool_)
+    slots = np.zeros(measurements.probed.shape, np.bool_)
     slots[changes.env[changed], changes.slot[changed]] = True
-    return evidence.without(slots)
+    return measurements.without(slots)
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Step:
 
 def step(
     table: SeedTable,
-    evidence: Evidence,
+    measurements: SeedMeasurements,
     actions: Ints,
     rules: Rules,
     compatible: Bools,
@@ -122,7 +122,7 @@ def step(
     A slot that is acted on changes by its action alone in this step; all others tick. ``compatible`` and ``affordable``
     are as in `legal_actions`. Raises IllegalActionError for an action outside those masks.
     """
-    masks = legal_actions(table, evidence, rules, compatible, affordable)
+    masks = legal_actions(table, measurements, rules, compatible, affordable)
     require_legal(actions, masks)
     gates = masks.grounds.gates
 

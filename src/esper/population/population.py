@@ -25,8 +25,8 @@ from esper.lifecycle.actions import Blend
 from esper.lifecycle.legality import ActionMasks, legal_actions
 from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import Stage
-from esper.lifecycle.table import NO_BLUEPRINT, Evidence, SeedTable
-from esper.lifecycle.transitions import Step, Transitions, add_fossils, clear_changed_evidence, step
+from esper.lifecycle.table import NO_BLUEPRINT, SeedMeasurements, SeedTable
+from esper.lifecycle.transitions import Step, Transitions, add_fossils, clear_changed_measurements, step
 from esper.numerics.arrays import Bools, Floats, Ints
 from esper.numerics.random_streams import module_generator
 from esper.population.execution import Execution
@@ -198,7 +198,7 @@ class PopulationState:
 
     specs: NetworkSpecs
     table: SeedTable
-    evidence: Evidence
+    measurements: SeedMeasurements
     germinations: Ints
     """Seeds that each slot has had, ``[E, S]``."""
     parameters: PopulationParameters
@@ -240,7 +240,7 @@ class Population:
         self.state = PopulationState(
             NetworkSpecs(networks, self.execution.sites, kinds, bytes_per_parameter),
             SeedTable.dormant(*shape),
-            Evidence.none(*shape),
+            SeedMeasurements.none(*shape),
             np.zeros(shape, np.int64),
             PopulationParameters.build(host, {}),
         )
@@ -270,14 +270,14 @@ class Population:
         self.state = PopulationState(
             specs,
             table,
-            state.evidence.without(replaced),
+            state.measurements.without(replaced),
             _count_births(germinations, changes),
             PopulationParameters.build(host, banks).exchange_seeds({}, newborn),
         )
 
     def legal_actions(self) -> ActionMasks:
         """The legal actions of each network's controller."""
-        return legal_actions(self.table, self.evidence, self.config.rules, self.specs.compatible, self._affordable)
+        return legal_actions(self.table, self.measurements, self.config.rules, self.specs.compatible, self._affordable)
 
     def decide(self, actions: Actions) -> Step:
         """Take one action per network, int64 ``[E, 8]``, and advance the lifecycle of all other slots.
@@ -286,7 +286,9 @@ class Population:
         """
         # The lifecycle decides which seeds are added and removed.
         state = self.state
-        result = step(state.table, state.evidence, actions, self.config.rules, state.specs.compatible, self._affordable)
+        result = step(
+            state.table, state.measurements, actions, self.config.rules, state.specs.compatible, self._affordable
+        )
         changes = result.transitions
 
         # Rows are moved into a new flat vector only if seeds are added or removed.
@@ -296,9 +298,9 @@ class Population:
             newborn = self._create_seeds(changes, state.specs, state.germinations)
             parameters = parameters.exchange_seeds(group_by_kind(changes, pruned), newborn)
 
-        evidence = clear_changed_evidence(state.evidence, changes)
+        measurements = clear_changed_measurements(state.measurements, changes)
         germinations = _count_births(state.germinations, changes)
-        self.state = PopulationState(state.specs, result.table, evidence, germinations, parameters)
+        self.state = PopulationState(state.specs, result.table, measurements, germinations, parameters)
         return result
 
     def _create_seeds(
@@ -334,13 +336,13 @@ class Population:
         return self.state.table
 
     @property
-    def evidence(self) -> Evidence:
+    def measurements(self) -> SeedMeasurements:
         """The measurements of the seeds; set it after measuring."""
-        return self.state.evidence
+        return self.state.measurements
 
-    @evidence.setter
-    def evidence(self, measured: Evidence) -> None:
-        self.state = replace(self.state, evidence=measured)
+    @measurements.setter
+    def measurements(self, measured: SeedMeasurements) -> None:
+        self.state = replace(self.state, measurements=measured)
 
     @property
     def germinations(self) -> Ints:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from esper.lifecycle.stages import Stage
-from esper.lifecycle.transitions import Transitions, clear_changed_evidence, remove_seeds
+from esper.lifecycle.transitions import Transitions, clear_changed_measurements, remove_seeds
 from esper.numerics.arrays import Bools, Ints
 from esper.population.parameters import FlatParameters, Piece, PopulationParameters, SeedKind, StackedParameters
 from esper.population.population import Population, PopulationState, group_by_kind
@@ -87,8 +87,11 @@ def roll_back(population: Population, networks: Bools, snapshots: Snapshots) -> 
     host = _restore_rows(state.parameters.host, snapshots.host, chosen)
 
     # One assignment, so that a failure above changes nothing.
-    evidence, parameters = clear_changed_evidence(state.evidence, changes), PopulationParameters.build(host, banks)
-    population.state = replace(state, table=table, evidence=evidence, parameters=parameters)
+    measurements, parameters = (
+        clear_changed_measurements(state.measurements, changes),
+        PopulationParameters.build(host, banks),
+    )
+    population.state = replace(state, table=table, measurements=measurements, parameters=parameters)
     return changes
 
 

@@ -192,7 +192,7 @@ class StepTaken(NetworkEvent):
     alphas: tuple[float, ...]
     contributions: tuple[float | None, ...]
     """How much the network depends on each seed: its score minus its score with the seed switched off (leave-one-out).
-    Where the metadata ``evidence`` is ``refit``, seeds on trial are compared with a fork that continues to train
+    Where the metadata ``counterfactual`` is ``refit``, seeds on probation are compared with a fork that trains on
     without the seed instead. None without a seed, or where it was not measured."""
     contribution_errors: tuple[float | None, ...] = ()
     """Standard error of each contribution; None where it is not known. Only in a run of a `Grower`."""
@@ -270,8 +270,8 @@ class LifecycleTransition(NetworkEvent):
     """Smallest ``loss_gain`` for which the seed would have been kept; None where only the score decides."""
 
 
-@register_event("gate_judged")
-class GateJudged(NetworkEvent):
+@register_event("gate_checked")
+class GateChecked(NetworkEvent):
     """The result of a seed's next gate changed.
 
     A gate decides what is allowed, not what is worthwhile. A seed whose gate has passed may still be pruned, because

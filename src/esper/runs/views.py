@@ -210,7 +210,7 @@ VIEWS: Mapping[str, View] = {
             *("loss_gain", "loss_error", "loss_threshold"),
         ),
     ),
-    "gates": View("one new result of a gate", _columns("gate_judged", *_NETWORK, "slot", "gate", "passed", "reason")),
+    "gates": View("one new result of a gate", _columns("gate_checked", *_NETWORK, "slot", "gate", "passed", "reason")),
     "ppo": View("one update of the policy", _PPO),
     "anomalies": View(
         "one anomaly of an update",

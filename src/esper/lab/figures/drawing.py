@@ -265,7 +265,7 @@ STAGE_STYLES = {
     Stage.GERMINATED: StageStyle("#b3bccb", "g", "germinated"),
     Stage.TRAINING: StageStyle(YELLOW, "t", "training in isolation"),
     Stage.BLENDING: StageStyle(ORANGE, "b", "blending in"),
-    Stage.HOLDING: StageStyle(SKY, "h", "held on trial"),
+    Stage.HOLDING: StageStyle(SKY, "h", "held on probation"),
     Stage.FOSSILIZED: StageStyle(GREEN, "F", "fossilized: kept for good"),
     Stage.PRUNED: StageStyle(VERMILION, "x", "pruned, slot cooling down"),
 }

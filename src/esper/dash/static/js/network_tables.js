@@ -15,7 +15,7 @@ export function seedsTable({ seeds, slots }, unit = "step", newest = null) {
   const residents = new Map(seeds.map((seed) => [seed.slot, seed])); // the last in each slot
   const resident = (seed) => residents.get(seed.slot) === seed && seed.outcome !== "pruned";
   const now = (seed, name) => (resident(seed) ? newest[name]?.[seed.slot] : null);
-  // Of a seed on trial, the threshold of now.
+  // Of a seed on probation, the threshold of now.
   const keptFrom = (seed) => seed.threshold ?? (seed.outcome === "unfinished" ? now(seed, "thresholds") : null);
   const steps = ["germinated", "trained", "blended", "held", "fossilized", "pruned"];
   const rows = seeds.map((seed) => [
