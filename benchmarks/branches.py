@@ -36,8 +36,7 @@ from esper.control.rules import ActionBuilder, LookRule, LookSettings
 from esper.dash.output import print_line
 from esper.engine.observation import Observation
 from esper.lifecycle.actions import Head, Op
-from esper.lifecycle.legality import ActionMasks
-from esper.lifecycle.rules import Rules
+from esper.lifecycle.rules import ActionMasks, Rules
 from esper.numerics.arrays import Bools, Floats, Ints
 from esper.tasks.registry import GENERATED, get_suite
 from esper.train.evaluation import CohortPart, CohortTask, EvaluationConfig, evaluate_cohort

@@ -24,9 +24,8 @@ from rich.console import Console
 from rich.table import Table
 
 from esper.config.loading import load_settings
-from esper.control.controller import Controller
+from esper.control.controller import Controller, is_in_file, load_controller
 from esper.control.learned import PolicyOrigin, restore_controller
-from esper.control.own import is_in_file, load_controller
 from esper.control.rules import LookRule
 from esper.errors import ConfigError
 from esper.lab.evaluate import sample_for_evaluation

@@ -15,7 +15,7 @@ from statistics import median
 
 import numpy as np
 
-from esper.engine.config import EpisodeConfig
+from esper.engine.engine import EpisodeConfig
 from esper.growth.blueprints.registry import get
 from esper.lifecycle.rules import Rules
 from esper.population.evaluation import evaluate

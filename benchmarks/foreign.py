@@ -38,8 +38,16 @@ from torch import nn
 from zoo.training import ORDER, plant_largest, torch_generator
 
 import esper
-from esper.control.controller import Actions, Controller, SeedRater, SeedRating, UniformStreams, get_promise_settings
-from esper.control.own import hash_file, is_in_file
+from esper.control.controller import (
+    Actions,
+    Controller,
+    SeedRater,
+    SeedRating,
+    UniformStreams,
+    get_promise_settings,
+    hash_file,
+    is_in_file,
+)
 from esper.control.rules import LookRule
 from esper.dash.output import print_line
 from esper.engine.observation import FeatureReader, Observation
@@ -49,8 +57,8 @@ from esper.grower.backend import ModelSpec
 from esper.grower.config import choose_controller
 from esper.grower.spending import Spending
 from esper.lifecycle.actions import Op
-from esper.lifecycle.legality import ActionMasks
-from esper.lifecycle.stages import Stage
+from esper.lifecycle.rules import ActionMasks
+from esper.lifecycle.table import Stage
 from esper.train.workers import prepare_process
 
 BARE, LONGER, EVERYTHING, RANDOM = "bare", "longer", "all_at_start", "random_candidate"

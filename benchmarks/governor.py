@@ -11,7 +11,7 @@ import time
 import numpy as np
 
 from esper.control.rules import Uniform
-from esper.engine.config import EpisodeConfig
+from esper.engine.engine import EpisodeConfig
 from esper.lifecycle.rules import Rules
 from esper.rl.episodes import Episodes
 from esper.tasks.registry import get_suite

@@ -35,7 +35,7 @@ from esper.grower.evaluation import measure_model
 from esper.grower.grower import Grower
 from esper.grower.scores import parse_metrics
 from esper.growth.attach import attach
-from esper.lifecycle.legality import ActionMasks
+from esper.lifecycle.rules import ActionMasks
 from esper.lifecycle.table import SeedMeasurements
 from esper.numerics.stacking import Linear, Stackable
 from esper.population.evaluation import evaluate

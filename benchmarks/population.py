@@ -27,7 +27,7 @@ from esper.control.controller import Actions
 from esper.control.rules import Uniform
 from esper.engine.gradients import update_gradient_health
 from esper.engine.measurements import Evaluation, update_measurements
-from esper.lifecycle.legality import legal_actions
+from esper.lifecycle.rules import legal_actions
 from esper.lifecycle.table import SeedMeasurements
 from esper.lifecycle.transitions import step
 from esper.population.evaluation import evaluate

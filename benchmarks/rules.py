@@ -24,8 +24,7 @@ from esper.control.controller import Actions, Controller
 from esper.control.rules import LookRule, LookSettings
 from esper.engine.observation import Observation, list_features
 from esper.lab.evaluate import load_policy
-from esper.lifecycle.legality import ActionMasks
-from esper.lifecycle.rules import Rules
+from esper.lifecycle.rules import ActionMasks, Rules
 from esper.runs.run_directory import RunDirectory
 from esper.tasks.registry import get_suite
 from esper.train.evaluation import EvaluationConfig, create_baselines, evaluate_controllers

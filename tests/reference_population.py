@@ -18,8 +18,7 @@ from esper.growth.model import GrowingModel
 from esper.growth.seed import Seed
 from esper.growth.slot import Slot, side_pass
 from esper.lifecycle.actions import Blend
-from esper.lifecycle.stages import Stage
-from esper.lifecycle.table import SeedMeasurements, SeedTable
+from esper.lifecycle.table import SeedMeasurements, SeedTable, Stage
 from esper.lifecycle.transitions import step
 from esper.numerics.random_streams import module_generator
 from esper.population.learning import Batch

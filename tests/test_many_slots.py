@@ -19,7 +19,7 @@ from esper.control.policy import Policy, PolicySettings
 from esper.control.rules import Heuristic, HeuristicSettings, Never, Planting, Schedule
 from esper.engine.observation import list_features
 from esper.growth.export import export
-from esper.lifecycle.stages import Stage
+from esper.lifecycle.table import Stage
 from esper.numerics.stacking import Linear, Stackable
 from esper.population.evaluation import evaluate
 from esper.population.parameters import SeedKind

@@ -216,7 +216,7 @@ MUTATIONS = (
     ),
     Mutation(
         "in one stage of several a seed cannot be pruned",
-        "lifecycle/legality.py",
+        "lifecycle/rules.py",
         "slot[:, Op.PRUNE] = table.live & ~table.pruning",
         "slot[:, Op.PRUNE] = table.live & ~table.pruning & (table.stage != Stage.HOLDING)",
         "D17",
@@ -230,7 +230,7 @@ MUTATIONS = (
     ),
     Mutation(
         "no plateau ends an episode",
-        "engine/config.py",
+        "engine/engine.py",
         "return (plateau_age >= self.plateau) & ~table.live.any(axis=1)",
         "return np.zeros(len(plateau_age), np.bool_)",
         "D18",
@@ -279,7 +279,7 @@ MUTATIONS = (
     ),
     Mutation(
         "an illegal action becomes WAIT",
-        "lifecycle/legality.py",
+        "lifecycle/rules.py",
         "raise IllegalActionError(_explain_refusal(actions[environment], environment, masks))",
         "actions[environment] = Op.WAIT",
         "D20",
@@ -486,7 +486,7 @@ MUTATIONS = (
     ),
     Mutation(
         "WAIT may be disallowed",
-        "lifecycle/legality.py",
+        "lifecycle/rules.py",
         "allowed[:, Op.WAIT] = True",
         "pass",
         rooms="lifecycle rl",

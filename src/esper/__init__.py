@@ -19,7 +19,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from esper.engine.config import EpisodeConfig
+    from esper.engine.engine import EpisodeConfig
     from esper.grower import Constrained, Decision, Grower, GrowerConfig, Metric, Refit, RunRecorder
     from esper.grower.validation import Validation
     from esper.growth.attach import attach
@@ -52,7 +52,7 @@ __all__ = [
 _MODULES = {
     "Constrained": "esper.grower",
     "Decision": "esper.grower",
-    "EpisodeConfig": "esper.engine.config",
+    "EpisodeConfig": "esper.engine.engine",
     "Grower": "esper.grower",
     "GrowerConfig": "esper.grower",
     "GrowingModel": "esper.growth.model",

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from esper.cli import main
-from esper.control.own import load_controller
+from esper.control.controller import load_controller
 from esper.errors import ConfigError
 from esper.tasks.suite_files import FILES
 from factories import Loop

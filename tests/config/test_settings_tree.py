@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from esper.config.loading import compare_settings, load_settings, merge_override, put_value
 from esper.config.settings import Settings, find_models
 from esper.control.rules import HeuristicSettings, LookSettings, PeriodicSettings
-from esper.engine.config import EpisodeConfig
+from esper.engine.engine import EpisodeConfig
 from esper.errors import ConfigError
 from esper.lifecycle.rules import Rules
 from esper.rl.gym import GrowthSettings

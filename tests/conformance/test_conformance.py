@@ -21,7 +21,7 @@ from esper.errors import EsperError
 from esper.growth.example_input import call_host, first_tensor
 from esper.growth.export import export
 from esper.growth.model import GrowingModel
-from esper.lifecycle.stages import Stage
+from esper.lifecycle.table import Stage
 from factories import stir
 from train.runs import create_untrained_run
 

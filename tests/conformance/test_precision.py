@@ -18,8 +18,8 @@ import esper
 from esper.control.rules import LookRule, LookSettings
 from esper.engine.observation import Observation
 from esper.growth.promise import PromiseSettings
-from esper.lifecycle.legality import ActionMasks
-from esper.lifecycle.stages import BLENDED, make_stage_lookup
+from esper.lifecycle.rules import ActionMasks
+from esper.lifecycle.table import BLENDED, make_stage_lookup
 from factories import SLOTS, make_data, make_host
 
 lightning = pytest.importorskip("lightning.pytorch")

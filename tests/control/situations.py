@@ -14,10 +14,8 @@ from esper.engine.history import History
 from esper.engine.observation import FeatureInputs, FeatureReader, MaskTensors, Observation, ObservationSpec, observe
 from esper.growth.promise import PromiseRecord, PromiseSettings
 from esper.lifecycle.actions import Head, Op, count_choices
-from esper.lifecycle.legality import ActionMasks
-from esper.lifecycle.rules import Rules
-from esper.lifecycle.stages import Stage
-from esper.lifecycle.table import SeedMeasurements, SeedTable
+from esper.lifecycle.rules import ActionMasks, Rules
+from esper.lifecycle.table import SeedMeasurements, SeedTable, Stage
 from esper.population.population import NetworkSpec, Population, PopulationConfig
 from esper.tasks.registry import get_suite
 from open_rules import open_rules

@@ -15,13 +15,12 @@ from esper.control.controller import Actions
 from esper.control.learned import LearnedController, PolicyOrigin, count_policy_features, name_features, restore_policy
 from esper.control.policy import Policy, PolicySettings
 from esper.control.rules import LookRule, LookSettings
-from esper.engine.config import EpisodeConfig
+from esper.engine.engine import EpisodeConfig
 from esper.engine.observation import FeatureReader, Observation, list_features
 from esper.errors import CheckpointError, ConfigError
 from esper.growth.promise import PromiseSettings
 from esper.lifecycle.actions import ALPHA_TARGETS, RELEVANT, TEMPOS, Blend, Head, Op
-from esper.lifecycle.legality import ActionMasks
-from esper.lifecycle.rules import Rules
+from esper.lifecycle.rules import ActionMasks, Rules
 from esper.rl.episodes import Episodes
 from esper.rl.ppo import PPO, PPOSettings
 from esper.train.settings import TrainSettings

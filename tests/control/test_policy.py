@@ -27,10 +27,8 @@ from esper.control.policy.network import ValueHead
 from esper.engine.observation import MaskTensors, Observation, make_mask_tensors
 from esper.errors import IllegalActionError
 from esper.lifecycle.actions import RELEVANT, Blend, Head, Op, PerHead
-from esper.lifecycle.legality import legal_actions
-from esper.lifecycle.rules import Isolation, Rules
-from esper.lifecycle.stages import Stage
-from esper.lifecycle.table import SeedMeasurements, SeedTable
+from esper.lifecycle.rules import Isolation, Rules, legal_actions
+from esper.lifecycle.table import SeedMeasurements, SeedTable, Stage
 from esper.lifecycle.transitions import step as take_step
 from open_rules import open_rules
 

@@ -23,14 +23,13 @@ from esper.control.rules import (
     compute_seed_rents,
     shuffle_actions,
 )
-from esper.engine.config import EpisodeConfig
+from esper.engine.engine import EpisodeConfig
 from esper.engine.observation import Observation
 from esper.errors import ConfigError
 from esper.growth.promise import PromiseSettings
 from esper.lifecycle.actions import ALPHA_TARGETS, Curve, Head, Op, make_action, make_wait_actions
-from esper.lifecycle.legality import ActionMasks
-from esper.lifecycle.rules import Isolation, Rules
-from esper.lifecycle.stages import Stage
+from esper.lifecycle.rules import ActionMasks, Isolation, Rules
+from esper.lifecycle.table import Stage
 from open_rules import open_rules
 from rl.short import QUICK, SUITE, episodes, instances, play
 

@@ -9,8 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from esper.control.rules import Uniform
-from esper.engine.config import EpisodeConfig
-from esper.engine.engine import GrowthEngine
+from esper.engine.engine import EpisodeConfig, GrowthEngine
 from esper.engine.governor import GovernorSettings
 from esper.engine.measurements import TrainingReport
 from esper.engine.observation import Observation

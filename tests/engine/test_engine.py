@@ -8,12 +8,12 @@ import torch
 
 from engine.cycles import CALM, CONFIG, CYCLES, Cycle
 from esper.engine import GrowthBackend, GrowthEngine
-from esper.engine.config import EpisodeConfig
+from esper.engine.engine import EpisodeConfig
 from esper.engine.governor import Trouble
 from esper.errors import CheckpointError, IllegalActionError
 from esper.growth.promise import Promises
 from esper.lifecycle.actions import Head, Op, make_action, make_wait_actions
-from esper.lifecycle.stages import Stage
+from esper.lifecycle.table import Stage
 from esper.numerics.arrays import Bools
 from esper.serialization.state_files import pack_state
 

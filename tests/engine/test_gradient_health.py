@@ -8,14 +8,13 @@ import pytest
 from torch import Tensor
 
 from esper.control.rules import Replay
-from esper.engine.config import EpisodeConfig
-from esper.engine.engine import GrowthEngine
+from esper.engine.engine import EpisodeConfig, GrowthEngine
 from esper.engine.gradients import GradientHealthSettings
 from esper.engine.observation import SLOT_FEATURES
 from esper.growth.blueprints.registry import get
 from esper.lifecycle.actions import Op, make_action
 from esper.lifecycle.rules import Isolation, Reason, evaluate_gates
-from esper.lifecycle.stages import Stage
+from esper.lifecycle.table import Stage
 from esper.numerics.arrays import Ints
 from esper.population.learning import Batch
 from esper.rl.episodes import Episodes

@@ -8,8 +8,7 @@ from esper.engine.gradients import HealthTable
 from esper.engine.history import LOOKBACK, PLATEAU_IMPROVEMENT, History
 from esper.engine.measurements import Evaluation, TrainingReport
 from esper.lifecycle.actions import Op, make_action, make_wait_actions
-from esper.lifecycle.stages import Stage
-from esper.lifecycle.table import SeedTable
+from esper.lifecycle.table import SeedTable, Stage
 
 E, S, K, CLASSES = 2, 3, 4, 4
 HEALTH = HealthTable(np.full((E, S), 8), *(np.full((E, S), figure) for figure in (0.5, 0.25, 0.0, 2.0)))

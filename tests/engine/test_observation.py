@@ -9,7 +9,7 @@ import torch
 from control.situations import BLUEPRINTS, HORIZON, SLOTS, SUITE, WIDTHS, Situation, fossil, holding, index_of
 from esper.control.policy.heads import find_legal_choices
 from esper.control.rules import Uniform
-from esper.engine.config import EpisodeConfig
+from esper.engine.engine import EpisodeConfig
 from esper.engine.gradients import HealthTable
 from esper.engine.measurements import TrainingReport
 from esper.engine.observation import (
@@ -23,10 +23,8 @@ from esper.growth.blueprints.registry import Family, get
 from esper.growth.promise import PromiseSettings
 from esper.growth.site import Layout
 from esper.lifecycle.actions import RELEVANT, Head, Op
-from esper.lifecycle.legality import legal_actions
-from esper.lifecycle.rules import Isolation
-from esper.lifecycle.stages import Stage
-from esper.lifecycle.table import SeedTable
+from esper.lifecycle.rules import Isolation, legal_actions
+from esper.lifecycle.table import SeedTable, Stage
 from esper.lifecycle.transitions import step
 from lifecycle.support import RULE_SETS, random_compatibility, random_measurements, sample
 from open_rules import open_rules

@@ -7,8 +7,7 @@ import pytest
 from numbered_actions import NumberedActions
 
 from esper.lifecycle.actions import Op, clear_irrelevant_heads, count_choices
-from esper.lifecycle.legality import ActionMasks, is_legal
-from esper.lifecycle.rules import Rules
+from esper.lifecycle.rules import ActionMasks, Rules, is_legal
 from esper.rl.gym import GrowthVectorEnv
 from open_rules import open_rules
 from rl.gym_support import STEPS, assert_same, short_episodes

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import esper
 from esper.errors import DivergedError
-from esper.lifecycle.stages import Stage
+from esper.lifecycle.table import Stage
 
 CLASSES = 3
 EPOCHS, SPOILED = 22, 9

@@ -8,12 +8,11 @@ import pytest
 from esper.control.controller import Actions
 from esper.control.rules import Planting, Schedule
 from esper.engine.budget import Budget
-from esper.engine.config import EpisodeConfig
+from esper.engine.engine import EpisodeConfig
 from esper.engine.observation import Observation
 from esper.growth.model import GrowingModel
 from esper.lifecycle.actions import ALPHA_TARGETS, Blend, Head, Op, make_wait_actions
-from esper.lifecycle.legality import ActionMasks
-from esper.lifecycle.rules import Rules
+from esper.lifecycle.rules import ActionMasks, Rules
 from factories import Loop, make_growing
 
 every_blend = pytest.mark.parametrize("blend", Blend)

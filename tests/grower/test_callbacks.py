@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from esper.engine.config import EpisodeConfig
+from esper.engine.engine import EpisodeConfig
 from esper.errors import DivergedError
 from esper.grower import Decision, Ending, Grower, GrowerCallback, PrintDecisions, RunRecorder
 from esper.growth.persist import plant_structure

@@ -12,7 +12,7 @@ from torch import nn
 
 import esper
 from esper.engine.budget import Budget
-from esper.engine.config import EpisodeConfig
+from esper.engine.engine import EpisodeConfig
 from esper.engine.governor import Governor, GovernorSettings
 from esper.engine.gradients import HealthTable
 from esper.engine.measurements import Evaluation, TrainingReport

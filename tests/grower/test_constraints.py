@@ -17,7 +17,7 @@ from esper.grower.scores import PENALTY, ConstraintSet, Score
 from esper.growth.model import GrowingModel
 from esper.lifecycle.actions import Blend, Op
 from esper.lifecycle.rules import Rules
-from esper.lifecycle.stages import Stage
+from esper.lifecycle.table import Stage
 from train.runs import create_untrained_run
 
 CLASSES, WIDTH = 3, 8

@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 import esper
-from esper.engine.config import EpisodeConfig
+from esper.engine.engine import EpisodeConfig
 from esper.errors import ConfigError
 from esper.grower.config import HORIZON
 from esper.lifecycle.actions import Op
 from esper.lifecycle.rules import Isolation, Rules
-from esper.lifecycle.stages import Stage
+from esper.lifecycle.table import Stage
 
 RULES = ("heuristic", "periodic", "all_at_start", "all_at_plateau", "random")
 SHORTEST = 3

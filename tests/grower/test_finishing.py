@@ -20,7 +20,7 @@ from esper import Grower, GrowingModel
 from esper.errors import RunError, SlotError
 from esper.grower.decision import Ending
 from esper.growth.persist import plant_structure
-from esper.lifecycle.stages import Stage
+from esper.lifecycle.table import Stage
 from esper.lifecycle.transitions import Cause
 from factories import Loop, make_data, make_growing, validate
 from grower.divergence import WAYS, Training

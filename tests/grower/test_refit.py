@@ -20,12 +20,12 @@ from torch.nn.utils.parametrizations import weight_norm
 import esper
 from esper import Grower, GrowingModel
 from esper.control.rules import Heuristic, HeuristicSettings, Planting, Schedule
-from esper.engine.config import EpisodeConfig
+from esper.engine.engine import EpisodeConfig
 from esper.errors import CheckpointError, ConfigError
 from esper.grower.refit import REFIT_DECISIONS, SeedlessFork
 from esper.growth.persist import plant_structure
 from esper.lifecycle.rules import Reason, Rules, evaluate_gates
-from esper.lifecycle.stages import Stage
+from esper.lifecycle.table import Stage
 from factories import HELD, RINGS, SLOTS, WIDTH, make_data, packed, validate, with_counterfactual
 
 HORIZON = 20

@@ -12,7 +12,7 @@ import esper
 from esper.errors import ConfigError
 from esper.grower import Grower
 from esper.growth.model import GrowingModel
-from esper.lifecycle.stages import Stage
+from esper.lifecycle.table import Stage
 from esper.runs.events import StepTaken
 from esper.runs.reader import RunReader
 

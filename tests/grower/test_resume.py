@@ -16,7 +16,7 @@ from esper.control.controller import Controller
 from esper.control.learned import LearnedController
 from esper.control.policy import Policy, PolicySettings
 from esper.control.rules import Replay, Schedule
-from esper.engine.config import EpisodeConfig
+from esper.engine.engine import EpisodeConfig
 from esper.engine.governor import GovernorSettings
 from esper.engine.gradients import GradientHealthSettings
 from esper.engine.observation import list_features

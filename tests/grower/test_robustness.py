@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from esper.engine.config import EpisodeConfig
+from esper.engine.engine import EpisodeConfig
 from esper.engine.governor import GovernorSettings
 from esper.errors import DivergedError
 from esper.grower import Grower

@@ -24,7 +24,7 @@ from esper.grower.decision import Change, Ending
 from esper.growth.tried import ModuleJudgement
 from esper.lifecycle.actions import Op
 from esper.lifecycle.rules import Reason
-from esper.lifecycle.stages import Stage
+from esper.lifecycle.table import Stage
 from esper.lifecycle.transitions import Cause
 from esper.numerics.devices import describe_platform
 from esper.runs.events import (

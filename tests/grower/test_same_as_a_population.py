@@ -14,15 +14,14 @@ from esper.control.controller import Actions, Controller
 from esper.control.learned import LearnedController
 from esper.control.policy import OpPrior, Policy, PolicySettings
 from esper.control.rules import Heuristic, HeuristicSettings, Never, Uniform
-from esper.engine.config import EpisodeConfig
+from esper.engine.engine import EpisodeConfig
 from esper.engine.measurements import TrainingReport
 from esper.engine.observation import GLOBAL_FEATURES, SLOT_FEATURES, Observation, list_features
 from esper.grower import Grower, backend
 from esper.growth.attach import attach
 from esper.growth.model import GrowingModel
 from esper.lifecycle.actions import Blend, Head, Op, make_wait_actions
-from esper.lifecycle.legality import ActionMasks
-from esper.lifecycle.rules import Rules
+from esper.lifecycle.rules import ActionMasks, Rules
 from esper.lifecycle.table import SeedMeasurements
 from esper.rl.episodes import Episodes
 from esper.tasks.registry import get_suite

@@ -14,7 +14,7 @@ from esper.control.rules import LookRule, LookSettings
 from esper.errors import CheckpointError
 from esper.growth.promise import PromiseSettings
 from esper.lifecycle.actions import Op
-from esper.lifecycle.stages import Stage
+from esper.lifecycle.table import Stage
 from esper.lifecycle.transitions import Cause
 from factories import Loop, make_data
 from open_rules import open_rules

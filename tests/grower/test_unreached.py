@@ -17,7 +17,7 @@ from esper.errors import SlotError
 from esper.grower.gradients import GradientRecorder
 from esper.growth.blueprints.registry import for_site, names
 from esper.growth.persist import GrowthInStateDict
-from esper.lifecycle.stages import Stage
+from esper.lifecycle.table import Stage
 from factories import HELD, HOSTS, Host, every_host, loss, make_data, make_host, validate, with_counterfactual
 
 UNREACHED = "no gradient has reached it"

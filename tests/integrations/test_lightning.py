@@ -15,10 +15,10 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import esper
-from esper.engine.config import EpisodeConfig
+from esper.engine.engine import EpisodeConfig
 from esper.errors import CheckpointError, ConfigError, DivergedError, SlotError
 from esper.growth.persist import describe_structure
-from esper.lifecycle.stages import Stage
+from esper.lifecycle.table import Stage
 from factories import HELD, SLOTS, make_data, make_growing, make_host, remembered, validate
 from ladders.small import WIDTH, Decoder, compute_loss, evaluate, tokens
 

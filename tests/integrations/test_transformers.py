@@ -14,10 +14,10 @@ from torch.nn import functional as F
 
 import esper
 import tiny_transformers
-from esper.engine.config import EpisodeConfig
+from esper.engine.engine import EpisodeConfig
 from esper.errors import CheckpointError, ConfigError, DivergedError, SlotError
 from esper.growth.persist import describe_structure
-from esper.lifecycle.stages import Stage
+from esper.lifecycle.table import Stage
 from factories import HELD, SLOTS, make_data, make_host, remembered
 
 pytest.importorskip("accelerate")

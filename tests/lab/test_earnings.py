@@ -21,7 +21,7 @@ from esper.lab.evaluate import (
     write_behaviour,
 )
 from esper.lifecycle.rules import Rules
-from esper.lifecycle.stages import Stage
+from esper.lifecycle.table import Stage
 from esper.population.evaluation import evaluate_committed
 from esper.population.learning import stack_data
 from esper.rl.episodes import Episodes

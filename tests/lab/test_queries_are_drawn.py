@@ -28,7 +28,7 @@ from esper.lab.figures.exhibit import Figure, Query, run_queries
 from esper.lab.figures.grown import MOMENTS, grown_exhibits
 from esper.lab.figures.policies import LEARNING, health_figure
 from esper.lab.report import report_on
-from esper.lifecycle.stages import Stage
+from esper.lifecycle.table import Stage
 from esper.runs.reader import RunReader
 from esper.runs.store import RunStore
 from esper.train.iteration import Anomaly, record_iteration

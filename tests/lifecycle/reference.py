@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from esper.lifecycle.actions import ALPHA_SPEEDS, ALPHA_TARGETS, TEMPOS, Blend, Curve, Head, Op
 from esper.lifecycle.rules import Isolation, Reason, Rules
-from esper.lifecycle.stages import Stage
+from esper.lifecycle.table import Stage
 from esper.lifecycle.transitions import Cause
 
 

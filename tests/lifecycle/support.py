@@ -16,10 +16,8 @@ from esper.lifecycle.actions import (
     Rows,
     clear_irrelevant_heads,
 )
-from esper.lifecycle.legality import ActionMasks
-from esper.lifecycle.rules import Isolation, Rules
-from esper.lifecycle.stages import Stage
-from esper.lifecycle.table import SeedMeasurements, SeedTable
+from esper.lifecycle.rules import ActionMasks, Isolation, Rules
+from esper.lifecycle.table import SeedMeasurements, SeedTable, Stage
 from esper.lifecycle.transitions import Cause, Step, step
 from esper.numerics.arrays import Bools, Ints
 from open_rules import open_rules

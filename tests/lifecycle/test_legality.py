@@ -9,10 +9,8 @@ from hypothesis import strategies as st
 
 from esper.errors import IllegalActionError
 from esper.lifecycle.actions import Blend, Curve, Head, Op, make_action, make_wait_actions
-from esper.lifecycle.legality import ActionMasks, canonicalise, is_legal, legal_actions, require_legal
-from esper.lifecycle.rules import Rules
-from esper.lifecycle.stages import Stage
-from esper.lifecycle.table import SeedMeasurements, SeedTable
+from esper.lifecycle.rules import ActionMasks, Rules, canonicalise, is_legal, legal_actions, require_legal
+from esper.lifecycle.table import SeedMeasurements, SeedTable, Stage
 from esper.lifecycle.transitions import step
 from lifecycle import reference
 from lifecycle.support import (

@@ -10,10 +10,8 @@ import pytest
 
 from esper.errors import IllegalActionError
 from esper.lifecycle.actions import Head, Op, make_action, make_wait_actions
-from esper.lifecycle.legality import ActionMasks, is_legal, legal_actions
-from esper.lifecycle.rules import Rules
-from esper.lifecycle.stages import Stage
-from esper.lifecycle.table import SeedMeasurements, SeedTable
+from esper.lifecycle.rules import ActionMasks, Rules, is_legal, legal_actions
+from esper.lifecycle.table import SeedMeasurements, SeedTable, Stage
 from esper.lifecycle.transitions import Cause, finish_growth, step
 from esper.numerics.arrays import Bools, Ints
 from lifecycle import reference

@@ -23,10 +23,8 @@ from esper.lifecycle.actions import (
     make_action,
     make_wait_actions,
 )
-from esper.lifecycle.legality import legal_actions
-from esper.lifecycle.rules import GATES, Isolation, Reason, Rules, evaluate_gates
-from esper.lifecycle.stages import BLENDED, COOLDOWN, LIVE, OWNING, Stage
-from esper.lifecycle.table import NO_BLUEPRINT, SeedMeasurements, SeedTable
+from esper.lifecycle.rules import GATES, Isolation, Reason, Rules, evaluate_gates, legal_actions
+from esper.lifecycle.table import BLENDED, COOLDOWN, LIVE, NO_BLUEPRINT, OWNING, SeedMeasurements, SeedTable, Stage
 from lifecycle.support import DEFAULT, RULE_SETS, good_measurements, play
 from open_rules import OPEN_RULES, open_rules
 

@@ -11,10 +11,8 @@ from hypothesis import strategies as st
 
 from esper.errors import IllegalActionError
 from esper.lifecycle.actions import ALPHA_TARGETS, TEMPOS, Blend, Curve, Op, make_action, make_wait_actions
-from esper.lifecycle.legality import legal_actions
-from esper.lifecycle.rules import Reason, Rules
-from esper.lifecycle.stages import Stage
-from esper.lifecycle.table import SeedMeasurements, SeedTable
+from esper.lifecycle.rules import Reason, Rules, legal_actions
+from esper.lifecycle.table import SeedMeasurements, SeedTable, Stage
 from esper.lifecycle.transitions import (
     LONGEST_RAMP,
     Cause,

@@ -12,10 +12,8 @@ from esper.engine.gradients import update_gradient_health
 from esper.engine.measurements import Evaluation, TrainingReport, update_measurements
 from esper.growth.seed import Seed
 from esper.lifecycle.actions import Blend, Op, make_action, make_wait_actions
-from esper.lifecycle.legality import ActionMasks
-from esper.lifecycle.rules import Isolation, Rules
-from esper.lifecycle.stages import Stage
-from esper.lifecycle.table import SeedMeasurements, SeedTable
+from esper.lifecycle.rules import ActionMasks, Isolation, Rules
+from esper.lifecycle.table import SeedMeasurements, SeedTable, Stage
 from esper.population.evaluation import evaluate
 from esper.population.learning import Batch, train
 from esper.population.parameters import SeedKind, StackedParameters

@@ -14,12 +14,11 @@ from torch import Tensor
 from esper.engine.measurements import Evaluation
 from esper.lifecycle.actions import Op, make_action, make_wait_actions
 from esper.lifecycle.rules import Isolation
-from esper.lifecycle.stages import Stage
-from esper.lifecycle.table import SeedTable
+from esper.lifecycle.table import SeedTable, Stage
 from esper.population.evaluation import evaluate, evaluate_committed
+from esper.population.forward import append_branches
 from esper.population.learning import Batch, compute_accuracies, compute_losses, train
 from esper.population.population import Population, Strategy
-from esper.population.slot_ops import append_branches
 from esper.tasks.token_suite import TokenLayer
 from factories import Chain, InputSkip, Residual, make_small_population
 from population.scenes import draw_small, good_measurements, grow_small, grown, record_measurements

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from esper.control.rules import Uniform
-from esper.engine.config import EpisodeConfig
+from esper.engine.engine import EpisodeConfig
 from esper.growth.promise import PromiseSettings
 from esper.lifecycle.rules import Isolation
 from esper.population.evaluation import evaluate

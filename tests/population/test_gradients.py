@@ -8,7 +8,7 @@ import torch
 
 from esper.engine.gradients import GradientHealthSettings
 from esper.lifecycle.rules import Isolation
-from esper.lifecycle.stages import Stage
+from esper.lifecycle.table import Stage
 from esper.population.evaluation import evaluate
 from esper.population.learning import compute_row_norms, train
 from esper.population.population import Population

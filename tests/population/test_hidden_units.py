@@ -14,7 +14,8 @@ from esper.errors import ConfigError, SlotError
 from esper.growth.blueprints.registry import Context, get, names
 from esper.lifecycle.actions import Blend, Op, make_action, make_wait_actions
 from esper.lifecycle.rules import Isolation
-from esper.lifecycle.stages import Stage
+from esper.lifecycle.table import Stage
+from esper.population.backend import Snapshots, roll_back
 from esper.population.evaluation import evaluate
 from esper.population.execution import Execution
 from esper.population.forward import select_blended
@@ -22,7 +23,6 @@ from esper.population.learning import Batch, train
 from esper.population.parameters import SeedKind
 from esper.population.population import NetworkSpec, Population, PopulationConfig, Strategy
 from esper.population.shapley import attribute_networks
-from esper.population.snapshots import Snapshots, roll_back
 from esper.tasks.datasets import ConvHost, MlpHost
 from open_rules import open_rules
 from population.scenes import assert_aligned, good_measurements, record_measurements, state_of

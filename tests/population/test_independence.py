@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from esper.lifecycle.actions import Blend, make_wait_actions
-from esper.lifecycle.legality import ActionMasks
-from esper.lifecycle.rules import Isolation, Rules
-from esper.lifecycle.stages import Stage
+from esper.lifecycle.rules import ActionMasks, Isolation, Rules
+from esper.lifecycle.table import Stage
 from esper.population import forward
 from esper.population.parameters import SeedKind
 from esper.population.population import STRATEGIES, Actions, Fossils, Population, Strategy

@@ -19,7 +19,7 @@ from esper.control.rules import Uniform
 from esper.errors import TaskError
 from esper.lifecycle.actions import Blend, Op, make_action, make_wait_actions
 from esper.lifecycle.rules import Isolation
-from esper.lifecycle.stages import Stage
+from esper.lifecycle.table import Stage
 from esper.population.evaluation import evaluate
 from esper.population.forward import find_fastest_strategy
 from esper.population.host_checks import draws_in_training

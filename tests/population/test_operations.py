@@ -12,12 +12,12 @@ import pytest
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.train_speed import ProfiledEvent, count_operations
+from esper.population.backend import Snapshots
 from esper.population.evaluation import start_evaluation
 from esper.population.learning import train
 from esper.population.parameters import SeedKind
 from esper.population.population import Population
 from esper.population.promise import PromiseMeter
-from esper.population.snapshots import Snapshots
 from open_rules import open_rules
 from population.scenes import SUITE, Draws, instances, networks, plan
 

@@ -16,12 +16,12 @@ from esper.errors import ConfigError, IllegalActionError, SlotError, UnknownBlue
 from esper.growth.blueprints.registry import get
 from esper.lifecycle.actions import Blend, Op, make_action, make_wait_actions
 from esper.lifecycle.rules import Isolation, Rules
-from esper.lifecycle.stages import Stage
+from esper.lifecycle.table import Stage
 from esper.lifecycle.transitions import Transitions
 from esper.population import learning
+from esper.population.backend import Snapshots, roll_back
 from esper.population.parameters import SeedKind
 from esper.population.population import Population, PopulationConfig
-from esper.population.snapshots import Snapshots, roll_back
 from open_rules import open_rules
 from population.scenes import (
     SUITE,

@@ -19,7 +19,7 @@ from esper.growth.seed import Seed
 from esper.growth.site import Site
 from esper.lifecycle.actions import Blend, Op, make_action, make_wait_actions
 from esper.lifecycle.rules import Isolation, Rules
-from esper.lifecycle.stages import Stage
+from esper.lifecycle.table import Stage
 from esper.numerics.random_streams import module_generator
 from esper.population.backend import PopulationBackend
 from esper.population.evaluation import evaluate

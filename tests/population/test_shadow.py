@@ -8,7 +8,7 @@ import torch
 
 from esper.lifecycle.actions import Op, make_action, make_wait_actions
 from esper.lifecycle.rules import Isolation
-from esper.lifecycle.stages import Stage
+from esper.lifecycle.table import Stage
 from esper.population.forward import forward, select_blended
 from esper.population.learning import train
 from esper.population.parameters import SeedKind

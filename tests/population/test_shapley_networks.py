@@ -10,11 +10,10 @@ from torch import Tensor, nn
 from esper.lifecycle.actions import Op, make_action, make_wait_actions
 from esper.lifecycle.rules import Isolation
 from esper.numerics.arrays import Bools, Floats
-from esper.population.evaluation import evaluate
+from esper.population.evaluation import Variants, evaluate, forward_variants, plan_replicas, plan_shared_prefixes
 from esper.population.forward import ActiveSeeds, select_blended, select_committed
 from esper.population.learning import Batch, compute_accuracies, compute_losses
 from esper.population.population import NetworkSpec, Population, PopulationConfig, Strategy
-from esper.population.prefix_sharing import Variants, forward_variants, plan_replicas, plan_shared_prefixes
 from esper.population.shapley import (
     ACCURACY,
     LOSS,

@@ -12,7 +12,7 @@ from esper.engine.governor import Governor, GovernorSettings, Intervention, Trou
 from esper.engine.measurements import TrainingReport
 from esper.lifecycle.actions import Blend, Op, make_action, make_wait_actions
 from esper.lifecycle.rules import Isolation, Rules
-from esper.lifecycle.stages import Stage
+from esper.lifecycle.table import Stage
 from esper.numerics.arrays import Bools
 from esper.numerics.deferred import Deferred
 from esper.population.backend import PopulationBackend

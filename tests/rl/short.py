@@ -8,7 +8,7 @@ import numpy as np
 
 from esper.control.controller import Controller
 from esper.control.rules import Uniform
-from esper.engine.config import EpisodeConfig
+from esper.engine.engine import EpisodeConfig
 from esper.lifecycle.rules import Rules
 from esper.rl.episodes import Episodes, StepResult
 from esper.rl.rewards import RewardSettings

@@ -8,14 +8,14 @@ import torch
 
 from benchmarks.population import Work
 from esper.control.rules import Uniform
-from esper.engine.config import EpisodeConfig
+from esper.engine.engine import EpisodeConfig
 from esper.growth.promise import PromiseSettings
 from esper.numerics import deferred
 from esper.numerics.arrays import Floats
+from esper.population.backend import Snapshots, roll_back
 from esper.population.forward import select_committed
 from esper.population.population import Strategy
 from esper.population.shapley import attribute_networks
-from esper.population.snapshots import Snapshots, roll_back
 from esper.rl.episodes import CPU, Episodes
 from esper.rl.ppo import PPO, PPOSettings
 from esper.tasks.registry import get_suite

@@ -9,12 +9,12 @@ import torch
 
 from esper.control.rules import Uniform
 from esper.engine.budget import Budget
-from esper.engine.config import EpisodeConfig
+from esper.engine.engine import EpisodeConfig
 from esper.engine.governor import GovernorSettings
 from esper.engine.observation import GLOBAL_FEATURES, SLOT_FEATURES
 from esper.lifecycle.actions import Op, make_action, make_wait_actions
 from esper.lifecycle.rules import Reason, Rules
-from esper.lifecycle.stages import Stage
+from esper.lifecycle.table import Stage
 from esper.population.evaluation import evaluate
 from esper.population.parameters import SeedKind
 from esper.rl.episodes import Episodes, StepResult

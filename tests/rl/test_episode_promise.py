@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from esper.engine.config import EpisodeConfig
+from esper.engine.engine import EpisodeConfig
 from esper.engine.observation import FeatureReader
 from esper.growth.promise import PromiseSettings
 from esper.lifecycle.actions import Op, make_action, make_wait_actions

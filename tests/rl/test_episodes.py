@@ -14,7 +14,7 @@ from esper.errors import TaskError
 from esper.growth.model import GrowingModel
 from esper.lifecycle.actions import Blend, Op, make_action, make_wait_actions
 from esper.lifecycle.rules import Isolation
-from esper.lifecycle.stages import Stage
+from esper.lifecycle.table import Stage
 from esper.population.parameters import ParameterLayout
 from esper.rl.episodes import Episodes, StepResult
 from esper.tasks.instance import Data, Instance, Part

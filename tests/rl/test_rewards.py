@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from esper.errors import ConfigError
 from esper.growth.blueprints.registry import get
 from esper.lifecycle.actions import Op, make_action, make_wait_actions
-from esper.lifecycle.stages import Stage
+from esper.lifecycle.table import Stage
 from esper.numerics.arrays import map_arrays
 from esper.rl.rewards import (
     MODES,

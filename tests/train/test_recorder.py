@@ -12,7 +12,7 @@ import torch
 from esper.control.rules import Uniform
 from esper.lifecycle.actions import Blend, Head, Op, make_wait_actions
 from esper.lifecycle.rules import GATES, Rules
-from esper.lifecycle.stages import Stage
+from esper.lifecycle.table import Stage
 from esper.population.parameters import SeedKind
 from esper.rl.episodes import Episodes
 from esper.rl.rollout import Rollout, concatenate_rollouts

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from esper.commands.options import Instances, Seed, hint_if_stopped
 from esper.config.settings import MOST_AT_ONCE
-from esper.control.own import load_function
+from esper.control.controller import load_function
 from esper.dash.formats import percent, score
 from esper.dash.output import console_beside, plain_table, print_json, print_line
 from esper.dash.reporter import report_progress

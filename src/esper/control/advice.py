@@ -19,7 +19,7 @@ from esper.config.settings import Settings
 from esper.control.rules import LookRule, LookSettings
 from esper.engine.observation import Observation
 from esper.lifecycle.actions import RELEVANT, Head, Op
-from esper.lifecycle.legality import ActionMasks
+from esper.lifecycle.rules import ActionMasks
 
 
 class AdviceSettings(Settings):

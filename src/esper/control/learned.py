@@ -20,8 +20,7 @@ from esper.control.rules import LookRule, LookSettings
 from esper.engine.observation import Observation, ObservationSpec, list_features, make_mask_tensors
 from esper.errors import ConfigError, did_you_mean
 from esper.growth.promise import PromiseSettings
-from esper.lifecycle.legality import ActionMasks
-from esper.lifecycle.rules import Rules
+from esper.lifecycle.rules import ActionMasks, Rules
 from esper.runs.run_directory import RunDirectory
 from esper.serialization.checkpoints import Checkpoints
 from esper.serialization.state_files import from_plain, require_in_range, strip_prefix

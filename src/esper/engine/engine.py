@@ -1,28 +1,135 @@
-"""The growth engine: everything about the growth of networks but their training."""
+"""The growth engine: everything about the growth of networks but their training; its settings and its interfaces."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+from pydantic import Field
 
-from esper.engine.backend import GrowthBackend
-from esper.engine.config import EpisodeConfig
-from esper.engine.governor import Governor, Intervention
-from esper.engine.gradients import update_gradient_health
+from esper.config.settings import Settings
+from esper.engine.budget import Budget
+from esper.engine.governor import Governor, GovernorSettings, Intervention, Restorable
+from esper.engine.gradients import GradientHealthSettings, update_gradient_health
 from esper.engine.history import History
 from esper.engine.measurements import Evaluation, Measurement, TrainingReport, update_measurements
-from esper.engine.observation import FeatureInputs, Observation, observe
-from esper.growth.promise import PromiseRecord, Promises
+from esper.engine.observation import FeatureInputs, GrowingNetworks, Observation, observe
+from esper.growth.promise import PromiseRecord, Promises, PromiseSettings
 from esper.lifecycle.actions import make_wait_actions
-from esper.lifecycle.legality import ActionMasks
-from esper.lifecycle.stages import Stage
-from esper.lifecycle.table import SeedMeasurements
+from esper.lifecycle.rules import ActionMasks
+from esper.lifecycle.table import SeedMeasurements, SeedTable, Stage
 from esper.lifecycle.transitions import Step, Transitions
 from esper.numerics.arrays import Bools, Floats, Ints, replace_where
 from esper.numerics.deferred import Deferred
 from esper.serialization.state_files import from_plain, to_plain
+
+
+class EpisodeConfig(Settings):
+    """Settings of episodes and of an `esper.Grower`: rollbacks, budget, measurements and plateau."""
+
+    governor: GovernorSettings | None = GovernorSettings()
+    """Detects diverged training and rolls it back; null: no rollbacks."""
+    budget: Budget = Budget()
+    """Limits on the cost of growth."""
+    gradient_health: GradientHealthSettings = GradientHealthSettings()
+    """When the gradient of a seed is healthy (gate G2)."""
+    plateau: int | None = Field(default=None, ge=1, le=1000)
+    """Decisions without improvement of the validation loss after which an episode ends, if no seed is unfinished; null:
+    episodes run to their horizon. A grower then stops deciding and is `finished`; it uses its metric if you named one.
+    """
+    counterfactual_every: int = Field(default=1, ge=1, le=1000)
+    """Decisions from one measurement of a slot's contribution to the next. Slots take turns. In between, the last
+    measurement is used, and controllers observe its age. Above `rules.measurement_max_age` + 1, seeds may have to wait
+    for gate G5."""
+
+    promise: PromiseSettings | None = None
+    """Measure promises of all blueprints in all free slots for the controller; null: only if the controller needs them.
+    """
+
+    def require_measurements(self, horizon: int) -> None:
+        """Raise ValueError unless an episode of so many decisions measures every slot, and promises in time."""
+        if self.counterfactual_every > horizon:
+            raise ValueError(
+                f"conduct.counterfactual_every is {self.counterfactual_every}, but there are only {horizon} decisions: "
+                "some slots would never be measured, and their seeds never kept; lower it"
+            )
+        if self.promise is not None and self.promise.first >= horizon:
+            raise ValueError(
+                f"promises are first measured after {self.promise.first} decisions, but there are only {horizon}: "
+                "lower conduct.promise.first, or policy.advice.rule.promise.first"
+            )
+
+    def find_due_counterfactuals(self, decision: Ints, slots: int) -> Bools:
+        """The slots whose counterfactuals are measured after the decision of number ``decision [E]``: ``[E, S]``.
+
+        They depend on each network's own number of decisions alone.
+        """
+        # Slots take turns: each is due at another remainder.
+        return (decision[:, None] + np.arange(slots)) % self.counterfactual_every == 0
+
+    def find_stalled(self, plateau_age: Floats, table: SeedTable) -> Bools:
+        """The networks that end on a plateau, ``[E]``, after ``plateau_age [E]`` decisions without an improvement."""
+        if self.plateau is None:
+            return np.zeros(len(plateau_age), np.bool_)
+        # A living seed may still bring the improvement.
+        return (plateau_age >= self.plateau) & ~table.live.any(axis=1)
+
+
+class ManagedNetworks(GrowingNetworks, Protocol):
+    """E networks with the lifecycle of their slots, on which actions are carried out."""
+
+    @property
+    def measurements(self) -> SeedMeasurements:
+        """What was measured of the modules; the engine sets it."""
+        ...
+
+    @measurements.setter
+    def measurements(self, measured: SeedMeasurements) -> None: ...
+
+    def legal_actions(self) -> ActionMasks:
+        """The actions that rules, measurements and budget allow now."""
+        ...
+
+    def decide(self, actions: Ints) -> Step:
+        """Take one action per network, int64 ``[E, 8]``, and let all other slots live on; all of it or nothing."""
+        ...
+
+
+class GrowthBackend(Restorable, Protocol):
+    """E networks that the engine can measure, snapshot and restore. Training them is not its business."""
+
+    @property
+    def networks(self) -> ManagedNetworks:
+        """The networks with their lifecycle tables."""
+        ...
+
+    @property
+    def skills(self) -> int:
+        """M, how many measures of skill a measurement has."""
+        ...
+
+    @property
+    def chance_level(self) -> tuple[float, float]:
+        """Loss and score of networks that guess, as far as they are known."""
+        ...
+
+    def start_measurement(
+        self, training: Deferred[TrainingReport], due: Bools, *, check_finite: bool
+    ) -> Deferred[Measurement]:
+        """Measure the networks and the modules in the slots ``due``, bool ``[E, S]``, after that training.
+
+        ``check_finite``: whether to look for parameters and moments that are not finite.
+        """
+        ...
+
+    def evaluate(self, due: Bools) -> Evaluation:
+        """Measure the networks as they are now, with the modules in the slots ``due``, bool ``[E, S]``."""
+        ...
+
+    def measure_promises(self, due: Bools) -> Promises:
+        """Measure what blueprints promise in the slots ``due``, bool ``[E, S]``."""
+        ...
 
 
 class GrowthEngine:

@@ -22,9 +22,8 @@ from esper.growth.blueprints.registry import Blueprint, Family
 from esper.growth.promise import PromiseRecord, find_largest
 from esper.growth.site import Layout
 from esper.lifecycle.actions import Op
-from esper.lifecycle.legality import ActionMasks
-from esper.lifecycle.stages import Stage
-from esper.lifecycle.table import SeedMeasurements, SeedTable
+from esper.lifecycle.rules import ActionMasks
+from esper.lifecycle.table import SeedMeasurements, SeedTable, Stage
 from esper.numerics.arrays import Bools, Float32s, Floats, Ints
 from esper.numerics.deferred import move_together
 

@@ -13,8 +13,7 @@ from esper.engine.engine import GrowthEngine
 from esper.engine.governor import Trouble
 from esper.lifecycle.actions import Head, Op
 from esper.lifecycle.rules import GATES, Reason
-from esper.lifecycle.stages import Stage
-from esper.lifecycle.table import NO_BLUEPRINT
+from esper.lifecycle.table import NO_BLUEPRINT, Stage
 from esper.lifecycle.transitions import Cause, Transitions
 from esper.numerics.arrays import Bools, Int8s
 from esper.runs.events import GateChecked, LifecycleTransition, NetworkStep, RolledBack, StepTaken

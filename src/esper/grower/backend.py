@@ -32,10 +32,8 @@ from esper.growth.promise import Promises, PromiseSettings
 from esper.growth.seed import count_blend_parameters
 from esper.growth.site import Layout, Site
 from esper.lifecycle.actions import Blend, Curve, Head
-from esper.lifecycle.legality import ActionMasks, legal_actions
-from esper.lifecycle.rules import Rules
-from esper.lifecycle.stages import Stage
-from esper.lifecycle.table import NO_BLUEPRINT, SeedMeasurements, SeedTable
+from esper.lifecycle.rules import ActionMasks, Rules, legal_actions
+from esper.lifecycle.table import NO_BLUEPRINT, SeedMeasurements, SeedTable, Stage
 from esper.lifecycle.transitions import (
     Step,
     Transitions,

@@ -24,7 +24,7 @@ from esper.grower.backend import ModelEvaluation
 from esper.grower.decision import Change, Decision, Ending
 from esper.growth.tried import format_signed
 from esper.lifecycle.rules import GATES, Reason
-from esper.lifecycle.stages import OWNING, Stage
+from esper.lifecycle.table import OWNING, Stage
 from esper.lifecycle.transitions import Cause
 from esper.numerics.devices import describe_platform
 from esper.runs.events import (

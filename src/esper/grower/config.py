@@ -26,9 +26,8 @@ from esper.config.arguments import (
     describe_argument_error,
 )
 from esper.config.settings import Settings
-from esper.control.controller import Controller, get_promise_settings
+from esper.control.controller import Controller, get_promise_settings, is_in_file, load_controller
 from esper.control.learned import PolicyOrigin, open_policy, restore_controller
-from esper.control.own import is_in_file, load_controller
 from esper.control.rules import (
     ROUNDING,
     Heuristic,
@@ -43,7 +42,7 @@ from esper.control.rules import (
     Uniform,
 )
 from esper.engine.budget import RentBasis
-from esper.engine.config import EpisodeConfig
+from esper.engine.engine import EpisodeConfig
 from esper.engine.governor import GovernorSettings
 from esper.errors import CheckpointError, ConfigError, did_you_mean, plural
 from esper.extras import require_extra

@@ -24,7 +24,7 @@ from esper.growth.model import GrowingModel
 from esper.growth.tried import ModuleJudgement, TriedModule, count_tried, read_figure
 from esper.lifecycle.actions import Op
 from esper.lifecycle.rules import Reason
-from esper.lifecycle.stages import Stage
+from esper.lifecycle.table import Stage
 from esper.lifecycle.transitions import Cause, Transitions, concatenate_transitions, finish_growth
 from esper.numerics.arrays import Bools, Floats
 from esper.runs.metric import LOSS

@@ -53,7 +53,7 @@ from esper.growth.persist import describe_structure, require_structure
 from esper.growth.promise import Promises
 from esper.growth.tried import ModuleJudgement
 from esper.lifecycle.actions import Head, Op, make_wait_actions
-from esper.lifecycle.stages import Stage
+from esper.lifecycle.table import Stage
 from esper.lifecycle.transitions import concatenate_transitions
 from esper.numerics.arrays import Bools, Floats
 from esper.numerics.deferred import Deferred

@@ -27,8 +27,7 @@ from esper.errors import ConfigError
 from esper.growth.model import GrowingModel
 from esper.growth.seed import Seed
 from esper.growth.slot import Slot, side_pass
-from esper.lifecycle.stages import Stage
-from esper.lifecycle.table import SeedMeasurements, SeedTable
+from esper.lifecycle.table import SeedMeasurements, SeedTable, Stage
 from esper.serialization.state_files import from_plain, to_plain
 
 T = TypeVar("T")

@@ -13,9 +13,8 @@ import numpy as np
 from pydantic import AfterValidator, ConfigDict, TypeAdapter
 
 from esper.config.loading import compare_settings, load_settings
-from esper.control.controller import Controller
+from esper.control.controller import Controller, is_in_file, load_controller
 from esper.control.learned import POLICY, LearnedController, open_policy, restore_policy
-from esper.control.own import is_in_file, load_controller
 from esper.control.rules import SHUFFLED, Replay, shuffle_actions
 from esper.errors import ConfigError, RunError, plural
 from esper.files import lock_folder, write_atomically
@@ -23,7 +22,7 @@ from esper.lab.analysis import Claim, Comparison, compare_controllers, mean_inte
 from esper.lab.figures.exhibit import Row, read_numbers
 from esper.lifecycle.actions import Head, Op
 from esper.lifecycle.rules import Rules
-from esper.lifecycle.stages import Stage
+from esper.lifecycle.table import Stage
 from esper.numerics.random_streams import Stream, numpy_generator
 from esper.runs.events import LifecycleTransition
 from esper.runs.run_directory import RunDirectory

@@ -20,9 +20,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from esper.control.controller import Controller
+from esper.control.controller import Controller, hash_file, is_in_file, load_controller
 from esper.control.learned import POLICY
-from esper.control.own import hash_file, is_in_file, load_controller
 from esper.control.rules import SHUFFLED, Planting, Schedule, shuffle_actions
 from esper.engine.budget import TRAINING_PASSES
 from esper.errors import ConfigError, RunError

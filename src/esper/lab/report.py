@@ -44,7 +44,7 @@ from esper.lab.standings import (
     record_comparison,
     record_evaluation,
 )
-from esper.lifecycle.stages import Stage
+from esper.lifecycle.table import Stage
 from esper.runs.events import LifecycleTransition, RolledBack, RunResumed, RunStarted
 from esper.runs.metric import ACCURACY, LOSS, SCORE_MEANING, RunMetric
 from esper.runs.reader import RunReader

@@ -16,8 +16,7 @@ from esper.engine.budget import TRAINING_PASSES, Cost
 from esper.growth.blueprints.registry import get
 from esper.growth.site import Site
 from esper.lifecycle.actions import Blend, Head, make_wait_actions
-from esper.lifecycle.stages import BLENDED, OWNING, Stage, make_stage_lookup
-from esper.lifecycle.table import NO_BLUEPRINT
+from esper.lifecycle.table import BLENDED, NO_BLUEPRINT, OWNING, Stage, make_stage_lookup
 from esper.lifecycle.transitions import Cause
 from esper.numerics.arrays import Bools, Ints, merge_arrays
 from esper.population.execution import Execution

@@ -1,19 +1,32 @@
-"""Settings of the lifecycle (waiting times, tolerances, allowed choices), and the gates between its stages."""
+"""Settings of the lifecycle, the gates between its stages, and which actions are legal: masks, checks and repair."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import IntEnum, StrEnum
-from typing import Annotated, Self, TypeAlias
+from typing import Annotated, Any, Self, TypeAlias
 
 import numpy as np
 from pydantic import BeforeValidator, Field, PlainSerializer, ValidationInfo, field_validator, model_validator
 
 from esper.config.settings import Settings
-from esper.lifecycle.actions import ALPHA_SPEEDS, ALPHA_TARGETS, TEMPOS, Blend, Curve, Head, Op
-from esper.lifecycle.stages import Stage, make_stage_lookup
-from esper.lifecycle.table import SeedMeasurements, SeedTable
-from esper.numerics.arrays import Bools, Int8s
+from esper.errors import IllegalActionError
+from esper.lifecycle.actions import (
+    ALPHA_SPEEDS,
+    ALPHA_TARGETS,
+    CHOICES,
+    RELEVANT,
+    TEMPOS,
+    Blend,
+    Curve,
+    Head,
+    Op,
+    clear_irrelevant_heads,
+    count_choices,
+)
+from esper.lifecycle.table import LIVE, SeedMeasurements, SeedTable, Stage, make_stage_lookup
+from esper.numerics.arrays import Bools, Int8s, Ints, map_arrays
 
 
 class Isolation(StrEnum):
@@ -202,3 +215,309 @@ def evaluate_gates(table: SeedTable, measurements: SeedMeasurements, rules: Rule
     for stage, holds, failure in reversed(conditions):
         reason[(table.stage == stage) & ~holds] = failure
     return GateResults(passed=reason == Reason.PASSED, reason=reason)
+
+
+_TARGETS = np.array(ALPHA_TARGETS, dtype=np.float32)
+
+
+@dataclass(frozen=True)
+class Grounds:
+    """The inputs that masks were derived from, so that an error can name the rule."""
+
+    table: SeedTable
+    gates: GateResults
+    """The gate ahead of each slot."""
+    rules: Rules
+    affordable: Bools
+    """``[E, S, K]``: blueprints that the budget still allows."""
+
+
+@dataclass(frozen=True)
+class ActionMasks:
+    """Conditional legality: True where a choice is legal given the earlier heads.
+
+    A row for an operation or slot that is itself illegal is all False. Sampling head by head from `find_legal` always
+    results in a legal action.
+    """
+
+    op: Bools
+    """``[E, 6]``."""
+    slot: Bools
+    """``[E, 6, S]`` given the operation; for WAIT only slot 0."""
+    blueprint: Bools
+    """``[E, S, K]`` for GERMINATE, given the slot."""
+    blend: Bools
+    """``[E, 3]`` for GERMINATE."""
+    tempo: Bools
+    """``[E, 3]`` for GERMINATE."""
+    alpha_target: Bools
+    """``[E, S, 3]`` for GERMINATE and SET_ALPHA, given the slot; never the present target of its seed."""
+    alpha_speed: Bools
+    """``[E, 4]`` for SET_ALPHA and PRUNE."""
+    alpha_curve: Bools
+    """``[E, 3]`` for SET_ALPHA and PRUNE."""
+    grounds: Grounds
+
+    @property
+    def environments(self) -> int:
+        """E."""
+        return self.op.shape[0]
+
+    def rows(self, index: slice) -> ActionMasks:
+        """The masks of some of the environments."""
+
+        def select(part: Any) -> Any:  # the rules have no rows
+            return part if isinstance(part, Rules) else part[index]
+
+        return map_arrays(select, self)
+
+    def without(self, disallowed: Bools) -> ActionMasks:
+        """The same masks without the operations ``disallowed``; WAIT stays legal.
+
+        Args:
+            disallowed: Everywhere, bool ``[E, 6]``, or in some of the slots, bool ``[E, 6, S]``.
+        """
+        allowed = ~(disallowed[:, :, None] if disallowed.ndim == 2 else disallowed)
+        allowed[:, Op.WAIT] = True
+        slot = self.slot & allowed
+        retargets = slot[:, Op.GERMINATE] | slot[:, Op.SET_ALPHA]
+        return replace(
+            self,
+            op=slot.any(axis=2),
+            slot=slot,
+            blueprint=self.blueprint & slot[:, Op.GERMINATE, :, None],
+            alpha_target=self.alpha_target & retargets[:, :, None],
+        )
+
+    def narrow(self, known: Rules) -> ActionMasks:
+        """The same masks under `Rules.narrow`: without the choices that the rules ``known`` lack."""
+        rules = self.grounds.rules.narrow(known)
+        if rules == self.grounds.rules:
+            return self
+        disallowed = np.tile(~_mark_allowed(list(Op), rules.operations), (self.environments, 1))
+        masks = self.without(disallowed)
+        return replace(
+            masks,
+            blend=masks.blend & _mark_allowed(list(Blend), rules.blends),
+            tempo=masks.tempo & _mark_allowed(TEMPOS, rules.tempos),
+            alpha_target=masks.alpha_target & _mark_allowed(ALPHA_TARGETS, rules.alpha_targets),
+            alpha_speed=masks.alpha_speed & _mark_allowed(ALPHA_SPEEDS, rules.alpha_speeds),
+            alpha_curve=masks.alpha_curve & _mark_allowed(list(Curve), rules.alpha_curves),
+            grounds=replace(masks.grounds, rules=rules),
+        )
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The number of choices of each head."""
+        return count_choices(self.slot.shape[2], self.blueprint.shape[2])
+
+    @property
+    def germination_target(self) -> Bools:
+        """Alpha targets that the rules allow for a new seed, ``[E, 3]``."""
+        return np.tile(_mark_allowed(ALPHA_TARGETS, self.grounds.rules.alpha_targets), (self.environments, 1))
+
+    def find_legal(self, head: Head, op: Ints, slot: Ints) -> Bools:
+        """Legal choices ``[E, n]`` of ``head`` given ``op [E]`` and ``slot [E]``; only 0 where it is irrelevant."""
+        # Masks that depend on earlier heads are indexed by their choices.
+        environment = np.arange(self.environments)
+        if head is Head.OP:
+            return self.op
+        if head is Head.SLOT:
+            return self.slot[environment, op]
+        choices = {
+            Head.BLUEPRINT: self.blueprint[environment, slot],
+            Head.BLEND: self.blend,
+            Head.TEMPO: self.tempo,
+            Head.ALPHA_TARGET: self.alpha_target[environment, slot],
+            Head.ALPHA_SPEED: self.alpha_speed,
+            Head.ALPHA_CURVE: self.alpha_curve,
+        }[head]
+        only_zero = np.zeros(choices.shape[1], dtype=np.bool_)
+        only_zero[:1] = True
+        return np.where(RELEVANT[op, head][:, None], choices, only_zero)
+
+    def flat(self) -> Bools:
+        """Marginal masks ``[E, sum(sizes)]``: choices that are legal after some legal earlier choices."""
+        # A choice counts if some operation that reads its head is legal.
+        germinate, set_alpha, prune = (self.op[:, op, None] for op in (Op.GERMINATE, Op.SET_ALPHA, Op.PRUNE))
+        marginals = (
+            self.op,
+            self.slot.any(axis=1),
+            self.blueprint.any(axis=1),
+            self.blend & germinate,
+            self.tempo & germinate,
+            self.alpha_target.any(axis=1),
+            self.alpha_speed & (set_alpha | prune),
+            self.alpha_curve & (set_alpha | prune),
+        )
+        flat = np.concatenate(marginals, axis=1)
+        # WAIT is always legal, and after it every other head is 0.
+        firsts = np.cumsum([0, *self.sizes[:-1]])
+        flat[:, firsts[Head.SLOT :]] = True
+        return flat
+
+
+def legal_actions(
+    table: SeedTable, measurements: SeedMeasurements, rules: Rules, compatible: Bools, affordable: Bools | None = None
+) -> ActionMasks:
+    """The masks of E environments.
+
+    ``compatible [E, S, K]``: whether a blueprint fits a slot. ``affordable [E, S, K]``: whether the budget still allows
+    it there; None: all.
+    """
+    environments, slots = table.stage.shape
+    if affordable is None:
+        affordable = np.ones_like(compatible)
+    # What the state of the slots, their gates and the rules allow.
+    on_offer = compatible & affordable
+    gates = evaluate_gates(table, measurements, rules)
+    dormant = table.stage == Stage.DORMANT
+    steerable = ((table.stage == Stage.BLENDING) | (table.stage == Stage.HOLDING)) & ~table.pruning
+    allowed_targets = _mark_allowed(ALPHA_TARGETS, rules.alpha_targets)
+    retargets = steerable[:, :, None] & allowed_targets & (table.alpha_target[:, :, None] != _TARGETS)
+
+    # Slots by operation; all other masks follow from them.
+    slot = np.zeros((environments, len(Op), slots), dtype=np.bool_)
+    slot[:, Op.WAIT, 0] = True
+    slot[:, Op.GERMINATE] = dormant & on_offer.any(axis=2)
+    slot[:, Op.ADVANCE] = (table.stage == Stage.TRAINING) & gates.passed
+    slot[:, Op.SET_ALPHA] = retargets.any(axis=2)
+    slot[:, Op.FOSSILIZE] = (table.stage == Stage.HOLDING) & gates.passed & table.arrived
+    slot[:, Op.PRUNE] = table.live & ~table.pruning
+    slot &= _mark_allowed(list(Op), rules.operations)[:, None]
+
+    def repeat_rows(choices: Bools) -> Bools:
+        return np.tile(choices, (environments, 1))
+
+    return ActionMasks(
+        op=np.any(slot, axis=2),
+        slot=slot,
+        blueprint=on_offer & slot[:, Op.GERMINATE, :, None],
+        blend=repeat_rows(_mark_allowed(list(Blend), rules.blends)),
+        tempo=repeat_rows(_mark_allowed(TEMPOS, rules.tempos)),
+        alpha_target=(allowed_targets & slot[:, Op.GERMINATE, :, None]) | (retargets & slot[:, Op.SET_ALPHA, :, None]),
+        alpha_speed=repeat_rows(_mark_allowed(ALPHA_SPEEDS, rules.alpha_speeds)),
+        alpha_curve=repeat_rows(_mark_allowed(list(Curve), rules.alpha_curves)),
+        grounds=Grounds(table=table, gates=gates, rules=rules, affordable=affordable),
+    )
+
+
+def _mark_allowed(choices: Sequence[float], allowed: Sequence[float]) -> Bools:
+    return np.array([choice in allowed for choice in choices])
+
+
+# Stages in which an operation may be legal; for messages only.
+_STAGES_OF: dict[Op, tuple[Stage, ...]] = {
+    Op.GERMINATE: (Stage.DORMANT,),
+    Op.ADVANCE: (Stage.TRAINING,),
+    Op.SET_ALPHA: (Stage.BLENDING, Stage.HOLDING),
+    Op.FOSSILIZE: (Stage.HOLDING,),
+    Op.PRUNE: LIVE,
+}
+
+
+def is_legal(actions: Ints, masks: ActionMasks) -> Bools:
+    """Whether actions ``[E, 8]`` are within the masks, with irrelevant heads 0: ``[E]``.
+
+    Raises IllegalActionError if ``actions`` is not an integer array of that shape.
+    """
+    _require_shape(actions, masks)
+    environment = np.arange(masks.environments)
+    in_range: Bools = np.all((actions >= 0) & (actions < masks.sizes), axis=1)
+    # Out-of-range actions are illegal; as WAIT they are safe indices for the other checks.
+    safe = np.where(in_range[:, None], actions, 0)
+    legal = in_range
+    for head in Head:
+        legal = legal & masks.find_legal(head, safe[:, Head.OP], safe[:, Head.SLOT])[environment, safe[:, head]]
+    return legal
+
+
+def require_legal(actions: Ints, masks: ActionMasks) -> None:
+    """Raise IllegalActionError for the first action outside the masks, with environment, slot, stage and rule."""
+    illegal = np.flatnonzero(~is_legal(actions, masks))
+    if illegal.size:
+        environment = int(illegal[0])
+        raise IllegalActionError(_explain_refusal(actions[environment], environment, masks))
+
+
+def canonicalise(actions: Ints, masks: ActionMasks) -> tuple[Ints, Bools]:
+    """Repair arbitrary integer actions: returns legal actions ``[E, 8]``, and whether rows changed ``[E]``.
+
+    Irrelevant heads become 0; an action that is then still illegal becomes WAIT. Raises IllegalActionError only if
+    ``actions`` is not an integer array ``[E, 8]``.
+    """
+    _require_shape(actions, masks)
+    ops = actions[:, Head.OP]
+    in_range = (ops >= 0) & (ops < len(Op))
+    effective = clear_irrelevant_heads(np.where(in_range[:, None], actions, Op.WAIT))
+    effective = np.where(is_legal(effective, masks)[:, None], effective, Op.WAIT)
+    return effective, np.any(effective != actions, axis=1)
+
+
+def _require_shape(actions: Ints, masks: ActionMasks) -> None:
+    expected = (masks.environments, len(Head))
+    if actions.shape != expected or not np.issubdtype(actions.dtype, np.integer):
+        raise IllegalActionError(
+            f"actions must be an integer array of shape {expected}, not {actions.dtype} of shape {actions.shape}"
+        )
+
+
+def _explain_refusal(action: Ints, environment: int, masks: ActionMasks) -> str:
+    """The message for an illegal action: its place, the rule it breaks, and what to do."""
+    where = f"environment {environment}"
+    # Indices out of range come first: nothing else can be looked up with them.
+    sizes = masks.sizes
+    out_of_range = [head for head in Head if not 0 <= action[head] < sizes[head]]
+    if Head.OP in out_of_range:
+        rule = f"operation {action[Head.OP]} is out of range 0 to {len(Op) - 1}"
+    elif Head.SLOT in out_of_range:
+        op = Op(action[Head.OP])
+        rule = f"{op.name} at slot {action[Head.SLOT]}: the slot is out of range 0 to {sizes[Head.SLOT] - 1}"
+    else:
+        op, slot = Op(action[Head.OP]), int(action[Head.SLOT])
+        row = masks.rows(slice(environment, environment + 1))
+        where = f"{where}, slot {slot} (stage {Stage(row.grounds.table.stage[0, slot]).name}): {op.name} is illegal"
+        if not row.slot[0, op, slot]:
+            rule = _explain_slot(op, slot, row.grounds)
+        elif out_of_range:
+            head = out_of_range[0]
+            rule = f"{head.name.lower()} {action[head]} is out of range 0 to {sizes[head] - 1}"
+        else:
+            rule = _explain_choice(action, row)
+    return f"{where}: {rule}; choose within legal_actions(), or pass actions through canonicalise() first"
+
+
+def _explain_slot(op: Op, slot: int, grounds: Grounds) -> str:
+    """The rule that forbids ``op`` in a slot of the only environment."""
+    # From the most general rule to the most special.
+    stage = Stage(grounds.table.stage[0, slot])
+    if op is Op.WAIT:
+        return "it reads no slot, so slot must be 0"
+    if op not in grounds.rules.operations:
+        return "the rules leave this operation out"
+    if stage not in _STAGES_OF[op]:
+        return f"it needs stage {' or '.join(stage.name for stage in _STAGES_OF[op])}"
+    if grounds.table.pruning[0, slot]:
+        return "the seed is already being pruned"
+    if op in (Op.ADVANCE, Op.FOSSILIZE):
+        return f"gate {GATES[stage]} is closed, {Reason(grounds.gates.reason[0, slot]).name}"
+    unaffordable = not grounds.affordable[0, slot].all()  # GERMINATE is the only operation left
+    return f"no blueprint is compatible with this slot{' and within the budget' if unaffordable else ''}"
+
+
+def _explain_choice(action: Ints, masks: ActionMasks) -> str:
+    """The rule that forbids the choice in the first illegal head after the slot, of the only environment."""
+    op, slot = Op(action[Head.OP]), int(action[Head.SLOT])
+    ops, slots = np.array([op]), np.array([slot])
+    head = next(head for head in Head if not masks.find_legal(head, ops, slots)[0, action[head]])
+    name, value = head.name.lower(), int(action[head])
+    if head is Head.BLUEPRINT and not masks.grounds.affordable[0, slot, value]:
+        return f"blueprint {value} does not fit into what is left of the budget"
+    if not RELEVANT[op, head]:
+        return f"it does not read {name}, which must be 0 and is {value}"
+    if head is Head.BLUEPRINT:
+        return f"blueprint {value} is not compatible with this slot"
+    choice = f"{name} {value} ({CHOICES[head][value]})"
+    if head is Head.ALPHA_TARGET and ALPHA_TARGETS[value] in masks.grounds.rules.alpha_targets:
+        return f"{choice} is the target that the seed already has"
+    return f"the rules leave {choice} out"

@@ -1,15 +1,56 @@
-"""The state of every slot of E networks, and the measurements of their seeds."""
+"""Stages of slots, the state of every slot of E networks, and the measurements of their seeds."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Self
 
 import numpy as np
 
 from esper.lifecycle.actions import Rows
-from esper.lifecycle.stages import BLENDED, LIVE, OWNING, Stage, make_stage_lookup
 from esper.numerics.arrays import Bools, Float32s, Floats, Int8s, Int16s, map_arrays, replace_where
+
+
+class Stage(IntEnum):
+    """The stage of a slot. A seed lives from GERMINATED until it is FOSSILIZED or PRUNED."""
+
+    DORMANT = 0
+    """Empty: a seed may germinate here."""
+    GERMINATED = 1
+    """The seed is new and is probed; it does not count in the forward pass yet."""
+    TRAINING = 2
+    """The seed learns in isolation (isolation ``shadow`` only)."""
+    BLENDING = 3
+    """The seed counts with a weight alpha that moves."""
+    HOLDING = 4
+    """The seed counts with a steady alpha."""
+    FOSSILIZED = 5
+    """The seed is part of the host for good."""
+    PRUNED = 6
+    """The seed was removed; first stage of the cooldown."""
+    EMBARGOED = 7
+    """Nothing may germinate here for a while."""
+    RESETTING = 8
+    """Last stage of the cooldown, before DORMANT."""
+
+
+LIVE = (Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING)
+"""Stages of an unfinished seed: it can still be pruned."""
+OWNING = (*LIVE, Stage.FOSSILIZED)
+"""Stages in which the slot owns parameters."""
+BLENDED = (Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED)
+"""Stages in which alpha counts in the forward pass."""
+COOLDOWN = (Stage.PRUNED, Stage.EMBARGOED, Stage.RESETTING)
+"""Stages between the removal of a seed and the next DORMANT, in order."""
+
+
+def make_stage_lookup(stages: tuple[Stage, ...]) -> Bools:
+    """Lookup table ``bool [9]``: indexed with an array of stages, it is whether they are among ``stages``."""
+    lookup = np.zeros(len(Stage), dtype=np.bool_)
+    lookup[list(stages)] = True
+    return lookup
+
 
 NO_BLUEPRINT = -1
 

@@ -21,10 +21,8 @@ from esper.lifecycle.actions import (
     Op,
     Places,
 )
-from esper.lifecycle.legality import legal_actions, require_legal
-from esper.lifecycle.rules import GateResults, Isolation, Reason, Rules
-from esper.lifecycle.stages import COOLDOWN, OWNING, Stage, make_stage_lookup
-from esper.lifecycle.table import NO_BLUEPRINT, SeedMeasurements, SeedTable
+from esper.lifecycle.rules import GateResults, Isolation, Reason, Rules, legal_actions, require_legal
+from esper.lifecycle.table import COOLDOWN, NO_BLUEPRINT, OWNING, SeedMeasurements, SeedTable, Stage, make_stage_lookup
 from esper.numerics.arrays import Bools, Float32s, Int8s, Int16s, Ints, merge_arrays
 
 _TEMPOS = np.array(TEMPOS, dtype=np.int16)

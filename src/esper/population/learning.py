@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from esper.engine.gradients import assess_health
 from esper.engine.measurements import TrainingReport
-from esper.lifecycle.stages import Stage
+from esper.lifecycle.table import Stage
 from esper.numerics.arrays import Bools, Floats, Ints
 from esper.numerics.deferred import Deferred
 from esper.numerics.random_streams import Stream, torch_generator

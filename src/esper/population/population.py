@@ -22,10 +22,8 @@ from esper.growth.blueprints.registry import Blueprint, Context, get
 from esper.growth.seed import blend_blueprint, count_blend_parameters, require_blends
 from esper.growth.site import Layout, Site
 from esper.lifecycle.actions import Blend
-from esper.lifecycle.legality import ActionMasks, legal_actions
-from esper.lifecycle.rules import Rules
-from esper.lifecycle.stages import Stage
-from esper.lifecycle.table import NO_BLUEPRINT, SeedMeasurements, SeedTable
+from esper.lifecycle.rules import ActionMasks, Rules, legal_actions
+from esper.lifecycle.table import NO_BLUEPRINT, SeedMeasurements, SeedTable, Stage
 from esper.lifecycle.transitions import Step, Transitions, add_fossils, clear_changed_measurements, step
 from esper.numerics.arrays import Bools, Floats, Ints
 from esper.numerics.random_streams import module_generator

@@ -23,11 +23,10 @@ from esper.errors import ConfigError
 from esper.growth.model import GrowingModel
 from esper.numerics.arrays import Bools, Floats, Ints
 from esper.numerics.deferred import to_arrays
-from esper.population.evaluation import EVALUATION_CHUNK, score_variants
+from esper.population.evaluation import EVALUATION_CHUNK, Variants, forward_variants, score_variants
 from esper.population.forward import ActiveSeeds, select_blended
 from esper.population.learning import Batch
 from esper.population.population import Population
-from esper.population.prefix_sharing import Variants, forward_variants
 
 ValueFunction = Callable[[Bools], Floats]
 """The characteristic function of a game: maps coalitions ``[V, n]``, True for members, to values ``[..., V]``."""

@@ -19,7 +19,7 @@ require_extra("train", "esper.rl", "gymnasium")
 import gymnasium  # noqa: E402
 
 if TYPE_CHECKING:
-    from esper.engine.config import EpisodeConfig
+    from esper.engine.engine import EpisodeConfig
     from esper.rl.gym import GrowthEnv, GrowthSettings, GrowthVectorEnv, make_vector
     from esper.rl.ppo import PPOSettings
     from esper.rl.rewards import MODES, RewardInputs, RewardMode, RewardSettings, RewardState, register_reward
@@ -43,7 +43,7 @@ __all__ = [
     "register_reward",
 ]
 
-_MODULES = ("esper.engine.config", "esper.rl.ppo", "esper.rl.rewards", "esper.rl.gym")
+_MODULES = ("esper.engine.engine", "esper.rl.ppo", "esper.rl.rewards", "esper.rl.gym")
 """Where the names of `__all__` are defined."""
 
 gymnasium.register(

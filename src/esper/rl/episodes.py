@@ -8,15 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from esper.engine.config import EpisodeConfig
-from esper.engine.engine import GrowthEngine
+from esper.engine.engine import EpisodeConfig, GrowthEngine
 from esper.engine.governor import Intervention
 from esper.engine.measurements import Evaluation, TrainingReport
 from esper.engine.observation import Observation
 from esper.lifecycle.actions import Op, make_wait_actions
-from esper.lifecycle.legality import ActionMasks
-from esper.lifecycle.rules import Rules
-from esper.lifecycle.stages import Stage
+from esper.lifecycle.rules import ActionMasks, Rules
+from esper.lifecycle.table import Stage
 from esper.lifecycle.transitions import Transitions, concatenate_transitions
 from esper.numerics.arrays import Bools, Floats, Ints
 from esper.numerics.random_streams import Stream, numpy_generator

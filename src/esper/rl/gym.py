@@ -17,12 +17,11 @@ from numpy.typing import NDArray
 from pydantic import Field, ValidationError, model_validator
 
 from esper.config.settings import MOST_AT_ONCE, Settings, describe_first_error
-from esper.engine.config import EpisodeConfig
+from esper.engine.engine import EpisodeConfig
 from esper.engine.observation import Feature, MaskTensors, Observation, list_features
 from esper.errors import ConfigError, plural
 from esper.lifecycle.actions import count_choices
-from esper.lifecycle.legality import ActionMasks, canonicalise
-from esper.lifecycle.rules import Rules
+from esper.lifecycle.rules import ActionMasks, Rules, canonicalise
 from esper.numerics.arrays import Bools, Floats
 from esper.numerics.devices import CPU, DeviceName, require_device
 from esper.population.population import StrategyChoice
@@ -196,7 +195,7 @@ def copy_conditional_masks(masks: ActionMasks) -> Arrays:
     """The exact masks by head, each bool ``[E, ...]``: a choice's legality given the choices before it.
 
     The flat mask of an observation cannot show that a blueprint fits one slot and not the other; these can. Shapes as
-    in `esper.lifecycle.legality.ActionMasks`.
+    in `esper.lifecycle.rules.ActionMasks`.
     """
     # Copies: an agent may write into them, and the environment still decides by the originals.
     return {name: getattr(masks, name).copy() for name in MaskTensors._fields}

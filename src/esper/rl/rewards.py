@@ -26,8 +26,7 @@ from esper.engine.budget import RentBasis
 from esper.engine.measurements import CommittedEvaluation, Evaluation
 from esper.errors import ConfigError, did_you_mean
 from esper.lifecycle.actions import Head, Op
-from esper.lifecycle.stages import Stage
-from esper.lifecycle.table import SeedTable
+from esper.lifecycle.table import SeedTable, Stage
 from esper.numerics.arrays import Bools, Floats, Int8s, Ints, replace_where
 from esper.population.population import Population
 from esper.tasks.instance import Instance

@@ -32,7 +32,7 @@ from esper.control.rules import (
     Schedule,
     Uniform,
 )
-from esper.engine.config import EpisodeConfig
+from esper.engine.engine import EpisodeConfig
 from esper.engine.observation import Observation
 from esper.errors import RunError
 from esper.growth.promise import PromiseSettings

@@ -17,7 +17,7 @@ from esper.engine.observation import Observation
 from esper.engine.recorder import DecisionRecorder
 from esper.errors import RunError
 from esper.lifecycle.actions import RELEVANT, Head, Op, describe_choices, make_wait_actions
-from esper.lifecycle.stages import Stage
+from esper.lifecycle.table import Stage
 from esper.numerics.arrays import Bools, Floats, Ints
 from esper.rl.episodes import Episodes, StepResult
 from esper.rl.rewards import OUTCOME, name_rewards

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from esper.config.settings import LARGEST_COUNT, MOST_AT_ONCE, Settings
 from esper.control.policy import PolicySettings
-from esper.engine.config import EpisodeConfig
+from esper.engine.engine import EpisodeConfig
 from esper.growth.promise import PromiseSettings
 from esper.lifecycle.rules import Rules
 from esper.numerics.devices import CPU, DeviceName

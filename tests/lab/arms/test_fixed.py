@@ -22,7 +22,7 @@ from esper.lab.static_networks import (
     training_flops,
 )
 from esper.lifecycle.actions import Blend, Op, make_action, make_wait_actions
-from esper.lifecycle.stages import Stage
+from esper.lifecycle.table import Stage
 from esper.population.parameters import SeedKind
 from esper.population.population import Fossils
 from esper.rl.episodes import Episodes

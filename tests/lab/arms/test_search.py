@@ -5,7 +5,7 @@ import pytest
 
 from esper.control.rules import Schedule
 from esper.engine.budget import Budget
-from esper.engine.config import EpisodeConfig
+from esper.engine.engine import EpisodeConfig
 from esper.errors import ConfigError, TaskError
 from esper.growth.blueprints.registry import get
 from esper.lab.analysis import mean_interval

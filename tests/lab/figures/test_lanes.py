@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from esper.lab.figures.drawing import STAGE_STYLES, WIDTHS, Span, explain_stages, find_spans
 from esper.lab.figures.exhibit import Row
-from esper.lifecycle.stages import Stage
+from esper.lifecycle.table import Stage
 
 TRIED_AND_PRUNED = [
     *[("dormant", None)] * 2,

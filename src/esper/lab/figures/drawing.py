@@ -26,7 +26,7 @@ from esper.dash.formats import score
 from esper.errors import RunError
 from esper.files import write_atomically
 from esper.lab.figures.exhibit import Exhibit, Figure, Row, Value, group_rows, read_numbers
-from esper.lifecycle.stages import COOLDOWN, Stage
+from esper.lifecycle.table import COOLDOWN, Stage
 
 BLUE, VERMILION, GREEN, ORANGE = "#0072b2", "#d55e00", "#009e73", "#e69f00"
 SKY, PURPLE, YELLOW = "#56b4e9", "#cc79a7", "#f0e442"

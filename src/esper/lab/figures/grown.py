@@ -44,7 +44,7 @@ from esper.lab.figures.exhibit import (
     group_rows,
     read_numbers,
 )
-from esper.lifecycle.stages import OWNING, Stage
+from esper.lifecycle.table import OWNING, Stage
 from esper.runs.metric import LOSS, METRIC_NAME, RunMetric, describe_contributions
 from esper.runs.reader import RunReader
 

@@ -51,7 +51,7 @@ from esper.lab.figures.exhibit import (
     run_queries,
 )
 from esper.lab.standings import describe_basis, name_instances, standings_columns, standings_rows
-from esper.lifecycle.stages import Stage
+from esper.lifecycle.table import Stage
 from esper.rl.ppo import KL_STOP
 from esper.runs.metric import J_MEANING, SCORE_MEANING
 from esper.tasks.suite import Split
