@@ -37,7 +37,7 @@ from esper.grower.scores import parse_metrics
 from esper.growth.attach import attach
 from esper.lifecycle.rules import ActionMasks
 from esper.lifecycle.table import SeedMeasurements
-from esper.numerics.stacking import Linear, Stackable
+from esper.numerics.modules import Linear, Stackable
 from esper.population.evaluation import evaluate
 from esper.population.forward import forward, select_blended
 from esper.population.learning import Batch, train

@@ -24,7 +24,7 @@ from esper.growth.seed import Seed
 from esper.lifecycle.actions import Blend, Op
 from esper.lifecycle.rules import Rules
 from esper.population.population import NetworkSpec, PopulationConfig
-from esper.serialization.state_files import pack_state
+from esper.serialization import pack_state
 
 # Seeds and fossils that change the output.
 

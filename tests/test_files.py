@@ -17,7 +17,7 @@ from esper.errors import RunError
 from esper.files import LOCK_FILE, lock_folder, write_atomically
 from esper.lab.report import write_report
 from esper.runs.run_directory import RunDirectory
-from esper.serialization.checkpoints import Checkpoints
+from esper.serialization import Checkpoints
 from lab.figures_cases import evaluated
 from train.results_cases import planted
 

@@ -20,7 +20,7 @@ from esper.control.rules import Heuristic, HeuristicSettings, Never, Planting, S
 from esper.engine.observation import list_features
 from esper.growth.export import export
 from esper.lifecycle.table import Stage
-from esper.numerics.stacking import Linear, Stackable
+from esper.numerics.modules import Linear, Stackable
 from esper.population.evaluation import evaluate
 from esper.population.parameters import SeedKind
 from esper.rl.episodes import Episodes

@@ -10,7 +10,8 @@ from rich.live import Live
 from rich.text import Text
 
 import esper
-from esper.dash.output import BLOCKS, print_line
+from esper.dash.output import print_line
+from esper.dash.progress import BLOCKS
 from esper.growth.summary import SlotState, SlotSummary
 
 WIDTH = 60

@@ -42,7 +42,7 @@ COMMANDS = (
     Command("evaluate", "esper.commands.evaluate:command", "Compare a controller with baselines on new instances."),
     Command("compare", "esper.commands.compare:command", "Train several configurations and test which is better."),
     Command("sweep", "esper.commands.sweep:command", "Search over settings with an Optuna study."),
-    Command("report", "esper.commands.report:command", "Write the report of a run or a comparison, with figures."),
+    Command("report", "esper.commands.evaluate:report", "Write the report of a run or comparison, with figures."),
     Command("dash", "esper.commands.runs:serve_runs", "Show runs in the browser, live.", ends=False),
     Command("runs", "esper.commands.runs:print_runs", "List the runs in a folder."),
     Command("doctor", "esper.commands.doctor:command", "Check this installation and this machine."),

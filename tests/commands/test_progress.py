@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from esper.cli import COMMANDS, main
-from esper.dash.reporter import ProgressReporter
+from esper.dash.output import ProgressReporter
 from train.runs import TINY, short_suite
 
 pytestmark = pytest.mark.landing

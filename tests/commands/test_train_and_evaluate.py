@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from esper.cli import main
-from esper.dash.progress import LineView
+from esper.dash.progress import TrainingView
 from esper.runs.events import RunEnded, RunResumed
 from esper.runs.reader import RunReader
 from esper.runs.run_directory import RunDirectory
 from esper.runs.store import RunStore
-from esper.serialization.checkpoints import Checkpoints
+from esper.serialization import Checkpoints
 from esper.train.iteration import Iteration
 from esper.train.trainer import Trainer
 from train.runs import TINY
@@ -114,13 +114,13 @@ def test_a_run_gets_a_directory_of_its_own(tmp_path: Path, monkeypatch: pytest.M
 
 def test_ctrl_c_leaves_a_run_that_can_be_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture):
     path = tmp_path / "my run"
-    show = LineView.add_iteration
+    show = TrainingView.add_iteration
 
-    def show_and_press(view: LineView, iteration: Iteration) -> None:
+    def show_and_press(view: TrainingView, iteration: Iteration) -> None:
         show(view, iteration)
         os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(LineView, "add_iteration", show_and_press)
+    monkeypatch.setattr(TrainingView, "add_iteration", show_and_press)
     assert main(["train", "--run-dir", str(path), *options("iterations=2")]) == 130
     assert capsys.readouterr().out.splitlines()[-1] == f"resume with: esper train --resume '{path}'"
     assert Checkpoints(path / "checkpoints").iterations() == [0, 1]

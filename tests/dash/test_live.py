@@ -12,19 +12,16 @@ from rich.console import Console
 
 from dash.planted_run import Plan, plant
 from esper.dash import stream
-from esper.dash.output import sparkline
+from esper.dash.output import ProgressReporter
 from esper.dash.progress import (
     LINES_PER_RUN,
     PACE_WINDOW,
     RECENT,
-    LineView,
-    PanelView,
-    TrainingPanel,
     TrainingProgress,
+    TrainingView,
     moving_average,
-    view_training,
+    sparkline,
 )
-from esper.dash.reporter import ProgressReporter
 from esper.dash.stream import StoreFollower, stream_news
 from esper.errors import RunError
 from esper.runs.events import CheckpointWritten, RunResumed
@@ -50,7 +47,7 @@ class Clock:
 
 def drawn(progress: TrainingProgress, width: int) -> list[str]:
     console = Console(record=True, width=width, file=io.StringIO())
-    console.print(TrainingPanel(progress))
+    console.print(progress)
     return [line.rstrip() for line in console.export_text().splitlines()]
 
 
@@ -150,9 +147,7 @@ def test_sparklines_span_the_blocks():
 
 def lines_of(total: int, probes: dict[int, float], anomalies: dict[int, Anomaly]) -> list[str]:
     console = Console(file=io.StringIO(), width=80)
-    view = view_training(console, TrainingProgress(total, clock=Clock()))
-    assert isinstance(view, LineView)
-    with view:
+    with TrainingView(console, TrainingProgress(total, clock=Clock())) as view:
         view.show_baselines(LEVELS)
         for number in range(1, total + 1):
             found = (ALARMS[anomalies[number]],) if number in anomalies else ()
@@ -177,7 +172,7 @@ def test_lines_tell_measurements_and_new_anomalies():
 
 def test_a_line_tells_of_rollbacks():
     console = Console(file=io.StringIO(), width=80)
-    with LineView(console, TrainingProgress(3, clock=Clock())) as view:
+    with TrainingView(console, TrainingProgress(3, clock=Clock())) as view:
         view.add_iteration(iteration(1, 3, rollbacks=2))
         view.add_iteration(iteration(3, 3))
     _, first, last = console.file.getvalue().splitlines()
@@ -193,9 +188,7 @@ def test_lines_are_not_wrapped():
 
 def test_on_a_terminal_the_panel_redraws_and_leaves_its_last_state():
     console = Console(file=io.StringIO(), width=80, force_terminal=True)
-    view = view_training(console, TrainingProgress(2, clock=Clock()))
-    assert isinstance(view, PanelView)
-    with view:
+    with TrainingView(console, TrainingProgress(2, clock=Clock())) as view:
         view.show_baselines(LEVELS)
         view.add_iteration(iteration(1, 2))
         view.add_iteration(iteration(2, 2))
@@ -204,7 +197,7 @@ def test_on_a_terminal_the_panel_redraws_and_leaves_its_last_state():
 
 def test_lines_tell_the_newest_objective_like_all_other_figures():
     output = io.StringIO()
-    with LineView(Console(file=output, width=200), TrainingProgress(2, levels=LEVELS, clock=Clock())) as view:
+    with TrainingView(Console(file=output, width=200), TrainingProgress(2, levels=LEVELS, clock=Clock())) as view:
         for number, objective in ((1, 0.1), (2, 0.5)):
             view.add_iteration(iteration(number, 2, objective=objective))
     assert "iteration 2/2, J 0.500," in output.getvalue()
@@ -213,7 +206,7 @@ def test_lines_tell_the_newest_objective_like_all_other_figures():
 def test_lines_between_iterations_say_how_many_are_done_and_how_long_it_takes():
     console = Console(file=io.StringIO(), width=200)
     progress = TrainingProgress(3, clock=Clock())
-    with ProgressReporter(console, "esper train") as reporter, LineView(console, progress) as view:
+    with ProgressReporter(console, "esper train") as reporter, TrainingView(console, progress) as view:
         view.count_baseline_tasks(2, 8)
         assert (
             reporter.describe_progress()

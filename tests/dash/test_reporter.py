@@ -9,8 +9,7 @@ from rich.console import Console
 
 from esper.cli import COMMANDS, Command, main
 from esper.commands import options
-from esper.dash.output import print_line
-from esper.dash.reporter import PACE_WINDOW, SECONDS_BETWEEN_LINES, Clock, ProgressReporter, report_progress
+from esper.dash.output import PACE_WINDOW, SECONDS_BETWEEN_LINES, Clock, ProgressReporter, print_line, report_progress
 
 
 class FakeClock(Clock):

@@ -17,7 +17,7 @@ from esper.grower.backend import ModelTraining
 from esper.growth.promise import PromiseSettings
 from esper.lifecycle.transitions import Step
 from esper.numerics.arrays import Bools, Ints
-from esper.numerics.deferred import Deferred
+from esper.numerics.devices import Deferred
 from esper.population.backend import PopulationBackend
 from esper.population.learning import start_training
 from esper.population.population import Population

@@ -15,7 +15,7 @@ from esper.growth.promise import Promises
 from esper.lifecycle.actions import Head, Op, make_action, make_wait_actions
 from esper.lifecycle.table import Stage
 from esper.numerics.arrays import Bools
-from esper.serialization.state_files import pack_state
+from esper.serialization import pack_state
 
 Make = Callable[..., Cycle]
 

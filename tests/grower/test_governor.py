@@ -16,7 +16,7 @@ from esper.errors import DivergedError
 from esper.grower.governor import ModelSnapshot, Rollback, describe_rollback, require_rollbacks_left
 from esper.growth.model import GrowingModel
 from esper.lifecycle.transitions import Transitions
-from esper.serialization.state_files import pack_state
+from esper.serialization import pack_state
 
 EVERYONE, NOBODY = np.ones(1, np.bool_), np.zeros(1, np.bool_)
 MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]

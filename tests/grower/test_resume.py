@@ -26,7 +26,7 @@ from esper.grower.evaluation import Criterion
 from esper.grower.scores import Score
 from esper.growth.persist import KEY, GrowthInStateDict, describe_structure, plant_structure
 from esper.lifecycle.actions import Blend, Op
-from esper.serialization.state_files import from_plain, pack_state, to_plain, unpack_state
+from esper.serialization import from_plain, pack_state, to_plain, unpack_state
 from factories import (
     HELD,
     SLOTS,

@@ -24,7 +24,7 @@ from esper.growth.attach import attach
 from esper.growth.model import GrowingModel
 from esper.growth.persist import load, save
 from esper.lifecycle.actions import Blend
-from esper.serialization.state_files import Manifest, StateFormat
+from esper.serialization import Manifest, StateFormat
 from factories import Host, draw_normal, every_host, fossilize, plant
 from growth.plain_hosts import Convolutional, Tokenwise, classifier, seeded
 

@@ -20,7 +20,7 @@ from esper.lab.evaluate import (
 )
 from esper.lifecycle.rules import Rules
 from esper.runs.run_directory import RunDirectory
-from esper.serialization.checkpoints import Checkpoints
+from esper.serialization import Checkpoints
 from esper.tasks.registry import get_suite
 from esper.train.evaluation import EvaluationConfig, create_baselines, evaluate_controllers, make_evaluation_config
 from esper.train.results import read_evaluation, select_split

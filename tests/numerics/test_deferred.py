@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from esper.numerics.deferred import Deferred, Floats
+from esper.numerics.devices import Deferred, Floats
 from rl.far_away import FAR, FarAway
 
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from esper.control.rules import Uniform
 from esper.lifecycle.actions import Blend
-from esper.numerics.stacking import Stackable
+from esper.numerics.modules import Stackable
 from esper.population.evaluation import evaluate
 from esper.population.execution import (
     FunctionalModule,

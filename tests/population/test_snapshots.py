@@ -14,7 +14,7 @@ from esper.lifecycle.actions import Blend, Op, make_action, make_wait_actions
 from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.table import Stage
 from esper.numerics.arrays import Bools
-from esper.numerics.deferred import Deferred
+from esper.numerics.devices import Deferred
 from esper.population.backend import PopulationBackend
 from esper.population.learning import Batch, train
 from esper.population.population import Actions, NetworkSpec, Population, PopulationConfig, Strategy

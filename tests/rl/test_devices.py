@@ -97,7 +97,7 @@ def test_nothing_but_what_is_fetched_is_waited_for(name: str) -> None:
         assert len(far.sent) <= COPIES_OF_NEW_EPISODES
         far.forget()
         play(running, steps=3)
-        assert far.reads == ["numerics/deferred.py to_arrays"] * 3 * READS
+        assert far.reads == ["numerics/devices.py to_arrays"] * 3 * READS
         far.forget()
         running.restart(np.array([0, 2]), running.instances[2:4])
         assert far.reads == []

@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from esper.errors import TaskError
-from esper.numerics.stacking import Conv1d
+from esper.numerics.modules import Conv1d
 from esper.tasks.generated_suite import GeneratedSuite
 from esper.tasks.instance import PARTS, Instance, Part
 from esper.tasks.registry import GENERATED, get_suite

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from esper.errors import CheckpointError
-from esper.serialization.checkpoints import Checkpoints
+from esper.serialization import Checkpoints
 
 TENSORS = {"policy.weight": torch.arange(6.0).reshape(2, 3), "step": torch.tensor(4)}
 STATE = {"cursor": 17, "generator": {"state": 2**127 + 1}, "order": [3, 1, 2]}
@@ -240,7 +240,7 @@ class TestFailingWrites:
         script = f"""
 import torch
 from pathlib import Path
-from esper.serialization.checkpoints import Checkpoints
+from esper.serialization import Checkpoints
 checkpoints = Checkpoints(Path({str(checkpoints.folder)!r}))
 for iteration in range(1, 10**6):
     checkpoints.save(iteration, {{"x": torch.full((50_000,), float(iteration))}}, {{"iteration": iteration}})

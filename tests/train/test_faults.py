@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from esper.cli import main
-from esper.dash.progress import LineView
+from esper.dash.progress import TrainingView
 from esper.runs.reader import RunReader
 from esper.runs.run_directory import RunDirectory
-from esper.serialization.checkpoints import Checkpoints
+from esper.serialization import Checkpoints
 from esper.train.iteration import Iteration
 from train.runs import assert_same_end, launch, resume_words, train_words
 
@@ -55,14 +55,14 @@ def free(folder: Path) -> int:
 
 def stop_after(monkeypatch: pytest.MonkeyPatch, number: int, act: Callable[[], None]) -> None:
     """Do something to a running training after an iteration."""
-    show = LineView.add_iteration
+    show = TrainingView.add_iteration
 
-    def show_and_act(view: LineView, iteration: Iteration) -> None:
+    def show_and_act(view: TrainingView, iteration: Iteration) -> None:
         show(view, iteration)
         if iteration.number == number:
             act()
 
-    monkeypatch.setattr(LineView, "add_iteration", show_and_act)
+    monkeypatch.setattr(TrainingView, "add_iteration", show_and_act)
 
 
 def refused(words: list[str], capsys: Capture) -> str:

@@ -15,7 +15,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from esper.errors import CheckpointError
-from esper.serialization.checkpoints import Checkpoints
+from esper.serialization import Checkpoints
 from fuzzing import Mutator, assert_legible, harmless
 
 TENSORS = {

@@ -15,7 +15,7 @@ from esper.rl.rollout import Rollout, concatenate_by_shape
 from esper.runs.events import EpisodeStarted
 from esper.runs.reader import RunReader
 from esper.runs.run_directory import RunDirectory
-from esper.serialization.checkpoints import Checkpoints
+from esper.serialization import Checkpoints
 from esper.tasks.registry import get_suite
 from esper.train.settings import TrainSettings
 from esper.train.trainer import ShardTask, Trainer, collect_rollout, create_policy

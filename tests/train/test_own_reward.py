@@ -14,7 +14,7 @@ from esper.rl import ENVIRONMENT as GROWTH
 from esper.rl.rewards import MODES, RewardInputs, RewardSettings, register_reward
 from esper.runs.reader import RunReader
 from esper.runs.run_directory import RunDirectory
-from esper.serialization.state_files import strip_prefix
+from esper.serialization import strip_prefix
 from esper.tasks.registry import get_suite
 from esper.train.iteration import BY_REWARD, Iteration
 from train.runs import ENVIRONMENT, TINY, short_suite, started, tiny

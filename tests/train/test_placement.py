@@ -155,11 +155,11 @@ def test_a_policy_elsewhere_makes_one_transfer_per_decision_and_its_rollout_come
         assert {part.device for part in tensors(result.rollout)} == {CPU}
         assert far.reads.count("control/policy/network.py to_cpu") == running.suite.steps
         empty_memory = ["control/policy/network.py to"] * len(PolicyState._fields)
-        of_population = "population", "numerics/deferred.py to_arrays"
+        of_population = "population", "numerics/devices.py to_arrays"
         rest = [place for place in far.reads if not place.startswith(of_population) and not place.endswith("to_cpu")]
         assert rest == empty_memory
         # Per decision, observation and masks each go there as one.
-        assert far.sent.count("numerics/deferred.py move_together") == 2 * running.suite.steps
+        assert far.sent.count("numerics/devices.py move_together") == 2 * running.suite.steps
         assert far.waits == []
         assert {part.device for part in tensors(result.rollout.to(FAR))} == {FAR}
         assert far.waits == []

@@ -16,8 +16,7 @@ from esper.config.loading import load_settings
 from esper.errors import CheckpointError, ConfigError, RunError
 from esper.files import UnsuitableFileError, read_bounded, write_atomically
 from esper.lab.evaluate import read_behaviour
-from esper.serialization.checkpoints import Checkpoints
-from esper.serialization.state_files import MOST_MANIFEST_BYTES, decode_tensors
+from esper.serialization import MOST_MANIFEST_BYTES, Checkpoints, decode_tensors
 from esper.train.results import read_evaluation, write_results
 from esper.train.settings import TrainSettings
 from fuzzing import harmless

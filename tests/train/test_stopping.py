@@ -15,8 +15,7 @@ from esper.rl.ppo import PolicyOptimizer
 from esper.runs.events import RunInterrupted
 from esper.runs.reader import RunReader
 from esper.runs.run_directory import RunDirectory
-from esper.serialization import checkpoints
-from esper.serialization.checkpoints import Checkpoints
+from esper.serialization import Checkpoints, checkpoints
 from esper.signals import Interrupts, Terminated
 from esper.train import trainer
 from train.runs import (

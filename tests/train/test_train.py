@@ -29,7 +29,7 @@ from esper.runs.events import (
 )
 from esper.runs.reader import RunReader
 from esper.runs.run_directory import RunDirectory
-from esper.serialization.checkpoints import Checkpoints
+from esper.serialization import Checkpoints
 from esper.tasks.registry import get_suite
 from esper.train.evaluation import evaluate_controllers, make_evaluation_config
 from esper.train.iteration import Iteration

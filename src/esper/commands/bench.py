@@ -12,8 +12,7 @@ from rich.table import Table
 
 from esper.commands.options import Instances, Seed
 from esper.control.rules import LookRule
-from esper.dash.output import console_beside, print_json, print_line
-from esper.dash.reporter import report_progress
+from esper.dash.output import console_beside, print_json, print_line, report_progress
 from esper.errors import ConfigError, plural
 from esper.lab.bench_suite import MOST_PLANTINGS, bench_suite
 from esper.lab.evaluate import FEWEST_INSTANCES

@@ -14,8 +14,7 @@ from annotated_types import Interval
 from esper.commands.options import Instances, Overrides, hint_if_stopped
 from esper.config.loading import compare_settings, load_settings
 from esper.dash.formats import score
-from esper.dash.output import console_beside, print_differences, print_json, print_line
-from esper.dash.reporter import report_progress
+from esper.dash.output import console_beside, print_differences, print_json, print_line, report_progress
 from esper.errors import ConfigError, plural
 from esper.lab.analysis import FEWEST_SEEDS, compare_arms, compare_configurations
 from esper.lab.experiment import Experiment, Trial, load_own_controllers, run_arms, run_experiment

@@ -1,22 +1,34 @@
-"""`esper evaluate`."""
+"""`esper evaluate` and `esper report`."""
 
 from __future__ import annotations
 
 import math
+import os
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
+from rich.console import Console
 
 from esper.commands.options import Instances, Seed, hint_if_stopped
 from esper.control.rules import LookRule
-from esper.dash.output import console_beside, print_json, print_line
-from esper.dash.reporter import report_progress
-from esper.errors import ConfigError, plural
+from esper.dash.output import console_beside, print_json, print_line, report_progress
+from esper.errors import ConfigError, RunError, plural
+from esper.files import lock_folder
 from esper.lab.analysis import compare_splits
 from esper.lab.evaluate import HELDOUT_INSTANCES, TRANSFER_INSTANCES, evaluate_by_name, evaluate_run
-from esper.lab.report import write_report
-from esper.lab.standings import assess_learning, describe_basis, name_instances, record_evaluation, standings_table
+from esper.lab.figures.drawing import export_exhibits
+from esper.lab.figures.exhibit import Exhibit, Figure, Table
+from esper.lab.report import report_on, write_report
+from esper.lab.standings import (
+    assess_learning,
+    describe_basis,
+    name_instances,
+    record_evaluation,
+    show_comparison,
+    standings_table,
+)
 from esper.runs.run_directory import RunDirectory
 from esper.tasks.registry import get_suite
 from esper.train.evaluation import COHORT
@@ -101,14 +113,61 @@ def command(
         ):
             evaluation = evaluate_run(directory, workers, instances, most_transfer, progress.update, show_cached)
     comparisons = compare_splits(evaluation.results)
-    report = write_report(directory)
+    page = write_report(directory)
     for part, comparison in comparisons.items():
         console.print(standings_table(comparison, name_instances(comparison.instances, part)))
         verdict = assess_learning(comparison, part)
         print_line(console, f"Did learning help? {verdict.short}. {verdict.sentence}")
         print_line(console, f"{describe_basis(comparison)}\n")
-    for line in (f"records: {directory.evaluation}", f"report: {report}", f"run: {directory.path}"):
+    for line in (f"records: {directory.evaluation}", f"report: {page}", f"run: {directory.path}"):
         print_line(console, line)
     if json:
         iteration = evaluation.behaviour.iteration
         print_json({"run": str(directory.path), "iteration": iteration, **record_evaluation(comparisons)})
+
+
+def report(
+    paths: Annotated[tuple[Path, ...], tyro.conf.Positional], out: Path | None = None, bare: Path | None = None
+) -> None:
+    """Write the report of a training run, a grown model or a comparison. The run may still be in progress.
+
+    Evaluated runs that differ only in their random seed share one report.
+
+    Args:
+        paths: Directory of a run or a comparison; the report is written to its report.html. Several runs need --out.
+        out: Write the report to this folder instead, with all figures (PDF, PNG, SVG) and tables (CSV). Each states
+            the query or files its numbers come from.
+        bare: For a grown model: run of the same training loop with the controller "none", to compare with.
+    """
+    # One run or comparison keeps its own report; several need a folder for theirs.
+    if not paths or (len(paths) > 1 and out is None):
+        raise ConfigError("give the directory of one run or comparison, or several runs and --out FOLDER")
+    folder = out or next(iter(paths))
+    console = Console()
+    with ExitStack() as locks:
+        # The report is built before its folder, so that a mistake in the paths leaves nothing behind.
+        with report_progress(console, "reading and drawing"):
+            if os.path.isdir(folder):  # unlike Path.is_dir, it takes names that no file can have
+                locks.enter_context(lock_folder(folder))  # what is read here must not change before it is written
+            content = report_on(paths, bare)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"cannot make {folder} ({error.strerror}): choose another place") from error
+        # The page, its figures and its tables are of one report, also if another is written here at the same time.
+        locks.enter_context(lock_folder(folder))
+        page = content.write(folder)
+        written: list[Exhibit] = []
+        if out is not None:
+            with report_progress(console, "writing figures and tables") as progress:
+                written = export_exhibits(out, content.exhibits, progress.update)
+    for title, comparison in content.comparisons.items():
+        show_comparison(console, comparison, title)
+    print_line(console, f"report: {page}")
+    if out is not None:
+        for exhibit in content.exhibits:
+            if not exhibit.rows:
+                print_line(console, f"left out {exhibit.name}: {exhibit.absent}")
+        figures = sum(isinstance(exhibit, Figure) for exhibit in written)
+        print_line(console, f"{plural(figures, 'figure')}: {out / Figure.folder}")
+        print_line(console, f"{plural(len(written) - figures, 'table')}: {out / Table.folder}")

@@ -14,8 +14,7 @@ from annotated_types import Interval
 from rich.console import Console
 
 from esper.config.settings import MOST_AT_ONCE
-from esper.dash.output import print_line
-from esper.dash.reporter import ProgressReporter
+from esper.dash.output import ProgressReporter, print_line
 from esper.errors import ConfigError
 from esper.signals import Terminated
 

@@ -40,7 +40,7 @@ def print_runs(folder: Annotated[Path, tyro.conf.Positional] = RUNS, json: bool 
     console = Console()
     runs = list_runs(folder)
     if json:
-        figures = [{**asdict(run.progress), **run.progress.metric.metadata(), "size": run.size} for run in runs]
+        figures = [{**asdict(run.progress), **asdict(run.progress.metric), "size": run.size} for run in runs]
         rows = zip(runs, figures, strict=True)
         print_json([{"run": str(run.path), **each, "trouble": run.failure} for run, each in rows])
         return
@@ -51,9 +51,8 @@ def print_runs(folder: Annotated[Path, tyro.conf.Positional] = RUNS, json: bool 
         print_line(console, advice if is_run else f"no runs in {folder}: `esper train` creates one")
         return
 
-    table = plain_table("run", "command", "state", "done", "value", "probe", "started", "MB")
-    for place in (3, 4, 5, 7):  # numbers
-        table.columns[place].justify = "right"
+    numbers = ("done", "value", "probe", "MB")
+    table = plain_table("run", "command", "state", "done", "value", "probe", "started", "MB", numbers=numbers)
     for run in runs:
         progress = run.progress
         value, probe, started = progress.value, progress.probe_score, progress.started

@@ -16,8 +16,7 @@ from esper.commands.options import Instances, Seed, hint_if_stopped
 from esper.config.settings import MOST_AT_ONCE
 from esper.control.controller import load_function
 from esper.dash.formats import percent, score
-from esper.dash.output import console_beside, plain_table, print_json, print_line
-from esper.dash.reporter import report_progress
+from esper.dash.output import console_beside, plain_table, print_json, print_line, report_progress
 from esper.errors import ConfigError, RunError, plural
 from esper.extras import require_extra
 from esper.lab.experiment import play_policy

@@ -17,7 +17,7 @@ from esper.commands.options import RUNS, Overrides, Seed, hint_if_stopped
 from esper.config.loading import compare_settings, load_settings
 from esper.dash.formats import duration, score
 from esper.dash.output import console_beside, print_differences, print_json, print_line
-from esper.dash.progress import TrainingProgress, view_training
+from esper.dash.progress import TrainingProgress, TrainingView
 from esper.errors import ConfigError, plural
 from esper.lab.report import write_report
 from esper.runs.loggers import Tool, open_loggers, require_logger
@@ -79,7 +79,7 @@ def command(
         if trainer.done:
             print_line(console, f"resuming after iteration {trainer.done} of {settings.iterations}")
         name, values = run.path.absolute().name, settings.model_dump(mode="json")
-        with open_loggers(logger, run.loggers, name, values) as log_iteration, view_training(console, progress) as view:
+        with open_loggers(logger, run.loggers, name, values) as log_iteration, TrainingView(console, progress) as view:
             with workers.report_to(view.count_baseline_tasks):
                 levels = trainer.measure_baseline_levels()
             view.show_baselines(levels)

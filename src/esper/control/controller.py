@@ -19,7 +19,7 @@ from esper.growth.promise import PromiseSettings
 from esper.lifecycle.actions import Head
 from esper.lifecycle.rules import ActionMasks
 from esper.numerics.arrays import Bools, Floats, Ints
-from esper.serialization.state_files import from_plain
+from esper.serialization import from_plain
 from esper.tasks.suite_files import allow_file, import_file, split_name
 
 Actions = Ints
@@ -32,7 +32,7 @@ class Controller(Protocol):
     """Decides for E networks at once, from an observation and what is legal.
 
     It has a state of any kind. To be saved in the middle of an episode the state must consist of arrays, tensors,
-    numbers, text, tuples, lists, dictionaries and `esper.serialization.state_files.Stateful` objects.
+    numbers, text, tuples, lists, dictionaries and `esper.serialization.Stateful` objects.
     """
 
     name: str

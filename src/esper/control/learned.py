@@ -22,8 +22,7 @@ from esper.errors import ConfigError, did_you_mean
 from esper.growth.promise import PromiseSettings
 from esper.lifecycle.rules import ActionMasks, Rules
 from esper.runs.run_directory import RunDirectory
-from esper.serialization.checkpoints import Checkpoints
-from esper.serialization.state_files import from_plain, require_in_range, strip_prefix
+from esper.serialization import Checkpoints, from_plain, require_in_range, strip_prefix
 
 POLICY = "policy"
 """The name of a run's policy in results."""

@@ -19,9 +19,9 @@ from rich.table import Table
 from rich.text import Text
 
 from esper.dash.formats import duration, percent, score
-from esper.dash.output import LABEL_STYLE, POLICY, POLICY_STYLE, print_line, score_table, sparkline
-from esper.dash.reporter import report_progress
-from esper.serialization.state_files import strip_prefix
+from esper.dash.output import ProgressReporter, print_line, report_progress
+from esper.errors import escape_unprintable
+from esper.serialization import strip_prefix
 from esper.train.iteration import BY_FAMILY, KEPT, OPERATIONS, UPDATE, Alarm, Iteration
 
 SMOOTHING = 5
@@ -33,23 +33,26 @@ LINES_PER_RUN = 20
 """Lines about progress without a terminal, besides those about measurements and anomalies."""
 WIDE = 110
 """Width from which the details are in two columns."""
-SPARKS = 30
 RECENT = 10
 """Iterations for which an anomaly is displayed."""
-WARNING_STYLE = "bold yellow"
 FINDING_LEVELS = "finding the baselines' level"
+POLICY = "policy (greedy)"
+POLICY_STYLE, LABEL_STYLE, WARNING_STYLE = "bold cyan", "dim", "bold yellow"
+BLOCKS = "▁▂▃▄▅▆▇█"
+SPARKS = 30
+_BESIDE_SCALE = 52
+"""Columns of the terminal that names, scores and notes take beside the scale."""
+_SHORTEST_SCALE, _LONGEST_SCALE = 12, 56
 
 Row = tuple[str, RenderableType]
 
 
-def moving_average(values: Sequence[float]) -> list[float]:
-    """The mean of each value and those before it, of at most `SMOOTHING` values."""
-    return [fmean(values[max(0, end - SMOOTHING) : end]) for end in range(1, len(values) + 1)]
-
-
 @dataclass
 class TrainingProgress:
-    """The progress of a run, updated with each iteration; all times are in seconds of ``clock``."""
+    """The progress of a run, updated with each iteration; all times are in seconds of ``clock``.
+
+    Printed by rich, it is a panel for 80 columns or more, as of the time of drawing.
+    """
 
     total: int
     """Iterations at the end of the run."""
@@ -104,40 +107,85 @@ class TrainingProgress:
         seconds = sum(seconds for _, seconds in self._paces)
         return sum(steps for steps, _ in self._paces) / seconds if seconds else None
 
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = options.max_width
 
-class LineView:
-    """Context manager that prints a line every few iterations, and at least every `SECONDS_BETWEEN_LINES`."""
+        # The bar, and the time that is left at the recent pace.
+        left = "" if self.left is None else f", {duration(self.left)} left"
+        line = Table.grid(padding=(0, 2), expand=True)
+        for ratio in (None, 1, None):
+            line.add_column(ratio=ratio, no_wrap=True)
+        line.add_row(
+            Text(f"iteration {self.done}/{self.total}", "bold"),
+            ProgressBar(total=self.total, completed=self.done),
+            f"{duration(self.elapsed)} elapsed{left}",
+        )
+        yield line
+        yield Text()
+
+        # The policy among the baselines.
+        if not self.levels:
+            yield Text(f"{FINDING_LEVELS} ...", LABEL_STYLE)
+            return
+        yield _draw_scores(self, width)
+
+        # Details of the newest iteration, and recent anomalies.
+        if self.latest is not None:
+            yield Text()
+            yield _draw_details(self, self.latest, width)
+            for label, (last_seen, alarm) in self.last_seen.items():
+                if self.done - last_seen < RECENT:
+                    yield Text(f"! {label}, iteration {last_seen}: {alarm.describe()}", WARNING_STYLE)
+        yield Text("Ctrl-C stops after this iteration; the run can be resumed.", LABEL_STYLE)
+
+
+class TrainingView:
+    """Context manager that shows a run's progress: on a terminal a panel, also between iterations; else lines.
+
+    There is a line every few iterations, at measurements, at the run's beginning and end, and for each new kind of
+    anomaly.
+    """
 
     def __init__(self, console: Console, progress: TrainingProgress) -> None:
         self._console = console
         self._progress = progress
         self._every = max(progress.total // LINES_PER_RUN, 1)
-        self._phase = ExitStack()
+        self._shown = ExitStack()
+        self._reporter: ProgressReporter | None = None
+        """Where there is no terminal."""
 
     def __enter__(self) -> Self:
-        print_line(self._console, FINDING_LEVELS)
-        self._reporter = self._phase.enter_context(report_progress(self._console, FINDING_LEVELS))
+        if self._console.is_terminal:
+            panel = Live(self._progress, console=self._console, refresh_per_second=REFRESHES_PER_SECOND)
+            self._shown.enter_context(panel)
+        else:
+            print_line(self._console, FINDING_LEVELS)
+            self._reporter = self._shown.enter_context(report_progress(self._console, FINDING_LEVELS))
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._phase.close()
+        self._shown.close()
 
     def count_baseline_tasks(self, done: int, total: int) -> None:
         """Note how far the measurement of the baselines' levels is."""
-        self._reporter.update(done, total)
+        if self._reporter:
+            self._reporter.update(done, total)
 
     def show_baselines(self, levels: Mapping[str, float]) -> None:
-        """Print the baselines' levels."""
+        """Show the baselines' levels."""
         self._progress.levels = levels
-        self._reporter.update(self._progress.done, self._progress.total, "training, in iterations")
-        print_line(self._console, "baselines: " + ", ".join(f"{name} {score(level)}" for name, level in levels.items()))
+        if self._reporter:
+            self._reporter.update(self._progress.done, self._progress.total, "training, in iterations")
+            named = ", ".join(f"{name} {score(level)}" for name, level in levels.items())
+            print_line(self._console, f"baselines: {named}")
 
     def add_iteration(self, iteration: Iteration) -> None:
-        """Print a line every few iterations, at measurements and at the end, and one for each new kind of anomaly."""
+        """Show an iteration that has just ended."""
         earlier_anomalies = set(self._progress.last_seen)
         self._progress.add(iteration)
+        if not self._reporter:
+            return
         self._reporter.update(iteration.number)
-        # A line every few iterations, at measurements, and at the run's beginning and end.
         due = iteration.number % self._every == 0 or "probe_score" in iteration.figures
         if due or iteration.number in (1, iteration.total):
             print_line(self._console, _describe_iteration(self._progress, iteration))
@@ -146,41 +194,23 @@ class LineView:
                 print_line(self._console, f"iteration {iteration.number}: anomaly {alarm.label}: {alarm.describe()}")
 
 
-class PanelView:
-    """Context manager that redraws a panel in place, also between iterations."""
-
-    def __init__(self, console: Console, progress: TrainingProgress) -> None:
-        self._progress = progress
-        self._live = Live(TrainingPanel(progress), console=console, refresh_per_second=REFRESHES_PER_SECOND)
-
-    def __enter__(self) -> Self:
-        self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._live.stop()
-
-    def count_baseline_tasks(self, done: int, total: int) -> None:
-        """Nothing: the panel shows how long it has taken."""
-
-    def show_baselines(self, levels: Mapping[str, float]) -> None:
-        """Show the baselines' levels at the next refresh."""
-        self._progress.levels = levels
-
-    def add_iteration(self, iteration: Iteration) -> None:
-        """Show the newest figures at the next refresh."""
-        self._progress.add(iteration)
+def moving_average(values: Sequence[float]) -> list[float]:
+    """The mean of each value and those before it, of at most `SMOOTHING` values."""
+    return [fmean(values[max(0, end - SMOOTHING) : end]) for end in range(1, len(values) + 1)]
 
 
-def view_training(console: Console, progress: TrainingProgress) -> PanelView | LineView:
-    """The view for a console: a panel on a terminal, lines elsewhere."""
-    return PanelView(console, progress) if console.is_terminal else LineView(console, progress)
+def sparkline(values: Sequence[float], width: int) -> str:
+    """The last ``width`` values as blocks of eight heights."""
+    values = values[-width:]
+    low, high = min(values), max(values)
+    span = (high - low) or 1.0
+    return "".join(BLOCKS[round((value - low) / span * (len(BLOCKS) - 1))] for value in values)
 
 
-def rank_scores(baselines: Mapping[str, float], policy: float | None) -> list[tuple[str, float]]:
+def _rank_scores(baselines: Mapping[str, float], policy: float | None = None) -> list[tuple[str, float]]:
     """The finite scores of the baselines and the policy, best first."""
-    scores = [*baselines.items(), *([(POLICY, policy)] if policy is not None else [])]
-    return sorted(((name, level) for name, level in scores if math.isfinite(level)), key=lambda row: -row[1])
+    scores = {**baselines, **({} if policy is None else {POLICY: policy})}
+    return sorted(((name, level) for name, level in scores.items() if math.isfinite(level)), key=lambda row: -row[1])
 
 
 def _describe_iteration(progress: TrainingProgress, iteration: Iteration) -> str:
@@ -198,49 +228,29 @@ def _describe_iteration(progress: TrainingProgress, iteration: Iteration) -> str
     if figures["rollbacks"]:
         parts.append(f"{figures['rollbacks']:.0f} rolled back")
     if "probe_score" in figures:
-        best = rank_scores(progress.levels, None)[:1]
+        best = _rank_scores(progress.levels)[:1]
         comparison = "".join(f" (best baseline {name} {score(level)})" for name, level in best)
         parts.insert(1, f"greedy policy {score(figures['probe_score'])}{comparison}")
     return ", ".join(parts)
 
 
-class TrainingPanel:
-    """Renderable of a run's progress at the time of drawing, for 80 columns or more."""
-
-    def __init__(self, progress: TrainingProgress) -> None:
-        self.progress = progress
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        width, progress = options.max_width, self.progress
-
-        # The bar, and the time that is left at the recent pace.
-        left = "" if progress.left is None else f", {duration(progress.left)} left"
-        line = Table.grid(padding=(0, 2), expand=True)
-        for ratio in (None, 1, None):
-            line.add_column(ratio=ratio, no_wrap=True)
-        line.add_row(
-            Text(f"iteration {progress.done}/{progress.total}", "bold"),
-            ProgressBar(total=progress.total, completed=progress.done),
-            f"{duration(progress.elapsed)} elapsed{left}",
-        )
-        yield line
-        yield Text()
-
-        # The policy among the baselines.
-        if not progress.levels:
-            yield Text(f"{FINDING_LEVELS} ...", LABEL_STYLE)
-            return
-        number, probe = progress.probe or (0, None)
-        yield score_table(rank_scores(progress.levels, probe), width, {POLICY: f"at iteration {number}"})
-
-        # Details of the newest iteration, and recent anomalies.
-        if progress.latest is not None:
-            yield Text()
-            yield _draw_details(progress, progress.latest, width)
-            for label, (last_seen, alarm) in progress.last_seen.items():
-                if progress.done - last_seen < RECENT:
-                    yield Text(f"! {label}, iteration {last_seen}: {alarm.describe()}", WARNING_STYLE)
-        yield Text("Ctrl-C stops after this iteration; the run can be resumed.", LABEL_STYLE)
+def _draw_scores(progress: TrainingProgress, width: int) -> Table:
+    """The policy and the baselines with their scores on one scale, best first."""
+    number, probe = progress.probe or (0, None)
+    scores = _rank_scores(progress.levels, probe)
+    # A row with the ends of the scale, then a row per controller with its place on the scale.
+    high, low = scores[0][1], scores[-1][1]
+    table = Table.grid(padding=(0, 2))
+    scale = max(min(width - _BESIDE_SCALE, _LONGEST_SCALE), _SHORTEST_SCALE)
+    ends = Text(f"{score(low)} {'·' * (scale - 12)} {score(high)}", LABEL_STYLE, no_wrap=True)
+    table.add_row(Text("score on the same problems", "bold"), "", ends, "")
+    for name, level in scores:
+        style, note = (POLICY_STYLE, f"at iteration {number}") if name == POLICY else ("", "")
+        place = round((level - low) / (high - low) * (scale - 1)) if high > low else 0
+        mark = Text("─" * place + "●", style, no_wrap=True)
+        label = Text(escape_unprintable(name), style)
+        table.add_row(label, Text(score(level), style), mark, Text(note, LABEL_STYLE))
+    return table
 
 
 def _draw_details(progress: TrainingProgress, latest: Iteration, width: int) -> RenderableType:

@@ -21,8 +21,8 @@ from esper.lifecycle.rules import ActionMasks
 from esper.lifecycle.table import SeedMeasurements, SeedTable, Stage
 from esper.lifecycle.transitions import Step, Transitions
 from esper.numerics.arrays import Bools, Floats, Ints, replace_where
-from esper.numerics.deferred import Deferred
-from esper.serialization.state_files import from_plain, to_plain
+from esper.numerics.devices import Deferred
+from esper.serialization import from_plain, to_plain
 
 
 class EpisodeConfig(Settings):

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from esper.config.settings import LARGEST_COUNT, Settings
 from esper.lifecycle.transitions import Transitions
 from esper.numerics.arrays import Bools, Floats, Int8s, Ints
-from esper.serialization.state_files import from_plain, to_plain
+from esper.serialization import from_plain, to_plain
 
 
 class GovernorSettings(Settings):

@@ -11,7 +11,7 @@ from esper.engine.measurements import Evaluation, TrainingReport
 from esper.lifecycle.actions import Head, Op
 from esper.lifecycle.table import NO_BLUEPRINT, SeedMeasurements, SeedTable
 from esper.numerics.arrays import Bools, Floats, Ints, replace_where
-from esper.serialization.state_files import from_plain, to_plain
+from esper.serialization import from_plain, to_plain
 
 LOOKBACK = 3
 """Steps over which recent changes are measured."""

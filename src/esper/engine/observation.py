@@ -25,7 +25,7 @@ from esper.lifecycle.actions import Op
 from esper.lifecycle.rules import ActionMasks
 from esper.lifecycle.table import SeedMeasurements, SeedTable, Stage
 from esper.numerics.arrays import Bools, Float32s, Floats, Ints
-from esper.numerics.deferred import move_together
+from esper.numerics.devices import move_together
 
 
 class GrowthSpec(Protocol):

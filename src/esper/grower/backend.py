@@ -43,9 +43,9 @@ from esper.lifecycle.transitions import (
     step,
 )
 from esper.numerics.arrays import Bools, Floats, Ints
-from esper.numerics.deferred import Deferred
+from esper.numerics.devices import Deferred
 from esper.numerics.random_streams import module_generator
-from esper.serialization.state_files import from_plain, to_plain
+from esper.serialization import from_plain, to_plain
 
 FOSSIL_INTERVAL = 4
 """Decisions from one measurement of a module that is kept for good to the next: what it contributes decides nothing."""

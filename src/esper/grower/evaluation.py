@@ -23,7 +23,7 @@ from esper.growth.hooks import find_tensors
 from esper.growth.model import GrowingModel
 from esper.lifecycle.table import SeedTable
 from esper.numerics.arrays import Bools, Floats
-from esper.numerics.module_state import keep_modes
+from esper.numerics.modules import keep_modes
 
 Number: TypeAlias = float | Tensor
 """A tensor holds a single one, or one value per example, of which the mean counts and the spread shows the error."""

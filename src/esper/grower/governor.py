@@ -21,8 +21,8 @@ from esper.growth.model import GrowingModel
 from esper.growth.optimizers import unwrap_optimizer
 from esper.growth.seed import Seed
 from esper.lifecycle.actions import Op
-from esper.numerics.module_state import global_generators
-from esper.serialization.state_files import from_plain, to_plain
+from esper.numerics.modules import global_generators
+from esper.serialization import from_plain, to_plain
 
 CHECKS_AT_CHANCE = 8
 """Checks in a row at the level of chance after which the user is warned: such a network hardly gets better."""

@@ -16,7 +16,7 @@ from esper.engine.gradients import GradientHealthSettings, HealthTable, assess_h
 from esper.growth.model import GrowingModel
 from esper.growth.seed import Seed
 from esper.numerics.arrays import Bools, Floats
-from esper.serialization.state_files import to_plain
+from esper.serialization import to_plain
 
 MISSED_STEPS = 2
 """Steps of the optimizer without a gradient after which a module that never had one is warned of.

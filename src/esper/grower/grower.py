@@ -56,8 +56,8 @@ from esper.lifecycle.actions import Head, Op, make_wait_actions
 from esper.lifecycle.table import Stage
 from esper.lifecycle.transitions import concatenate_transitions
 from esper.numerics.arrays import Bools, Floats
-from esper.numerics.deferred import Deferred
-from esper.serialization.state_files import from_plain, to_plain
+from esper.numerics.devices import Deferred
+from esper.serialization import from_plain, to_plain
 
 _EVERYONE = np.ones(1, np.bool_)
 

@@ -25,7 +25,7 @@ from esper.growth.model import GrowingModel
 from esper.growth.promise import GRAM_BYTES, Promises, RecordedCall, record_call
 from esper.growth.slot import Slot
 from esper.numerics.arrays import Bools
-from esper.serialization.state_files import to_plain
+from esper.serialization import to_plain
 
 _SEED, _DRAW = 0, 0
 """Random seed of the initial values of candidates, as in populations."""

@@ -28,7 +28,7 @@ from esper.growth.model import GrowingModel
 from esper.growth.seed import Seed
 from esper.growth.slot import Slot, side_pass
 from esper.lifecycle.table import SeedMeasurements, SeedTable, Stage
-from esper.serialization.state_files import from_plain, to_plain
+from esper.serialization import from_plain, to_plain
 
 T = TypeVar("T")
 Loss = Callable[..., Tensor]

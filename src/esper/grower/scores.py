@@ -50,7 +50,7 @@ from esper.engine.governor import skill
 from esper.errors import ConfigError
 from esper.grower.validation import ExampleMean, compute_difference_error
 from esper.runs.metric import ACCURACY, LOSS, RunMetric
-from esper.serialization.state_files import from_plain
+from esper.serialization import from_plain
 
 UNKNOWN = math.nan
 PENALTY = 1.0

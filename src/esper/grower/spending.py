@@ -18,7 +18,7 @@ from esper.errors import ConfigError, SlotError
 from esper.growth.copies import copy_with
 from esper.growth.model import MODEL_ADVICE, OPTIMIZER_ADVICE, GrowingModel, require_attached
 from esper.growth.optimizers import unwrap_optimizer
-from esper.serialization.state_files import from_plain, to_plain
+from esper.serialization import from_plain, to_plain
 
 
 class Spending:

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from esper.config.arguments import describe_value
 from esper.errors import ConfigError, did_you_mean
 from esper.numerics.arrays import Floats
-from esper.numerics.module_state import keep_generators, keep_modes
+from esper.numerics.modules import keep_generators, keep_modes
 
 IGNORED = -100
 """The label that is left out of the count, as in torch."""

@@ -31,7 +31,7 @@ from esper.growth.hooks import find_tensors, list_named_modules
 from esper.growth.seed import Seed
 from esper.growth.site import Site
 from esper.growth.slot import Slot, side_pass
-from esper.numerics.module_state import keep_modes
+from esper.numerics.modules import keep_modes
 
 if TYPE_CHECKING:
     from esper.growth.model import GrowingModel

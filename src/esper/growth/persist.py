@@ -32,7 +32,7 @@ from esper.growth.optimizers import SLOTS_PREFIX
 from esper.growth.seed import Seed
 from esper.growth.site import Layout, Site
 from esper.lifecycle.actions import Blend
-from esper.serialization.state_files import (
+from esper.serialization import (
     Count,
     DamagedError,
     Manifest,
@@ -99,7 +99,7 @@ def save(model: GrowingModel, folder: FilePath) -> None:
         with lock_folder(folder):
             # First the tensors, in a file of a new name, then the record that refers to it.
             write_atomically(path, data)
-            write_atomically(folder / TOPOLOGY_FILE, saved.encode())
+            write_atomically(folder / TOPOLOGY_FILE, saved.model_dump_json(indent=2))
             # The folder now has the new model: remove the tensors of former ones.
             for old in (*folder.glob(_TENSORS_FILES), *folder.glob(f".{_TENSORS_FILES}{TEMPORARY_SUFFIX}")):
                 if old != path:

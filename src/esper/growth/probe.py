@@ -37,7 +37,7 @@ from esper.growth.positions import (
 )
 from esper.growth.site import Layer, Layout, Site
 from esper.numerics.flops import count_flops
-from esper.numerics.module_state import keep_modes
+from esper.numerics.modules import keep_modes
 
 _LAYOUT_BY_RANK = {2: Layout.FEATURES, 3: Layout.TOKENS, 4: Layout.IMAGE}
 

@@ -38,7 +38,7 @@ from esper.config.settings import Settings
 from esper.growth.blueprints.registry import Context, LayerCall, get
 from esper.growth.slot import Slot
 from esper.numerics.arrays import Bools, Floats, Ints
-from esper.serialization.state_files import from_plain, to_plain
+from esper.serialization import from_plain, to_plain
 
 
 class PromiseSettings(Settings):

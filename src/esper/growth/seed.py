@@ -23,7 +23,7 @@ from esper.errors import ConfigError
 from esper.growth.blueprints.registry import LAYER_CONTEXTS, Blueprint, Context
 from esper.growth.site import CHANNELS_LAST, Site
 from esper.lifecycle.actions import Blend
-from esper.numerics.stacking import Stackable
+from esper.numerics.modules import Stackable
 
 
 class BlendGate(nn.Module):

@@ -24,7 +24,7 @@ from esper.growth.positions import cut_to_lengths, find_mask_or_cache, list_argu
 from esper.growth.seed import Seed
 from esper.growth.site import IN_ORDER, Layout, Site
 from esper.lifecycle.actions import Blend
-from esper.numerics.module_state import keep_buffers, keep_generators, keep_modes
+from esper.numerics.modules import keep_buffers, keep_generators, keep_modes
 
 
 class SlotModule(Protocol):

@@ -28,7 +28,7 @@ from esper.integrations import MeanLoss, step_grower
 from esper.ladders.plan import make_plan
 from esper.ladders.training import Evaluate as EvaluateRung
 from esper.ladders.training import LadderTraining
-from esper.numerics.module_state import keep_generators
+from esper.numerics.modules import keep_generators
 
 try:
     from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments

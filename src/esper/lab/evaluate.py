@@ -26,7 +26,7 @@ from esper.lifecycle.table import Stage
 from esper.numerics.random_streams import Stream, numpy_generator
 from esper.runs.events import LifecycleTransition
 from esper.runs.run_directory import RunDirectory
-from esper.serialization.checkpoints import Checkpoints
+from esper.serialization import Checkpoints
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import Split, Suite

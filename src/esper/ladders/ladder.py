@@ -32,8 +32,8 @@ from esper.ladders.plan import ADVICE as PLAN_ADVICE
 from esper.ladders.plan import DECAY, SHARE, LadderPlan, Sizes, make_plan, require_plain
 from esper.ladders.rungs import Ladder, RungFolder
 from esper.ladders.training import BRANCHES, Evaluate, LadderTraining
-from esper.numerics.module_state import global_generators, keep_generators
-from esper.serialization.checkpoints import Checkpoint, Checkpoints
+from esper.numerics.modules import global_generators, keep_generators
+from esper.serialization import Checkpoint, Checkpoints
 
 TrainStep = Callable[..., Any]
 """``train_step(model, optimizer, batch)`` makes one optimizer step."""

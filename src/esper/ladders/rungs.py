@@ -24,8 +24,8 @@ from esper.growth.example_input import Arguments, call_host, fit_example
 from esper.growth.finalize import SAVING_METHODS
 from esper.growth.summary import align_columns
 from esper.ladders.plan import LadderPlan
-from esper.numerics.module_state import keep_buffers, keep_generators, keep_modes
-from esper.serialization.state_files import MOST_MANIFEST_BYTES, copy_to_cpu
+from esper.numerics.modules import keep_buffers, keep_generators, keep_modes
+from esper.serialization import MOST_MANIFEST_BYTES, copy_to_cpu
 
 TABLE = "ladder.json"
 """Name of the file with the table, in the folder of a ladder."""

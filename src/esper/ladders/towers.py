@@ -21,7 +21,7 @@ from esper.growth.blueprints.registry import LayerCall
 from esper.growth.depth import copy_block, deepen, find_configuration
 from esper.growth.example_input import Arguments, call_host, describe_failure
 from esper.growth.hooks import find_features, list_named_modules
-from esper.numerics.module_state import keep_buffers, keep_generators, keep_modes
+from esper.numerics.modules import keep_buffers, keep_generators, keep_modes
 
 
 @dataclass(frozen=True)

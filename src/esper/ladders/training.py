@@ -28,8 +28,8 @@ from esper.growth.optimizers import unwrap_optimizer
 from esper.ladders.plan import LadderPlan, count_forward
 from esper.ladders.rungs import Ladder, Rung, RungFolder, measure_latency
 from esper.ladders.towers import deepen_in_place, grow_towers, read_depths
-from esper.numerics.module_state import keep_generators, keep_modes
-from esper.serialization.checkpoints import Checkpoint, Checkpoints
+from esper.numerics.modules import keep_generators, keep_modes
+from esper.serialization import Checkpoint, Checkpoints
 
 BRANCHES = "branches"
 """Subfolder with the state of the model at the branching points."""

@@ -1,18 +1,25 @@
-"""The devices of this machine, by torch's names, and how this process computes on them."""
+"""The devices of this machine, how this process computes on them, and tensors between them and the CPU.
+
+To read a tensor, the CPU waits until its device has finished all earlier work. So measurements return their results as
+`Deferred`, and several results can be fetched together with a single wait.
+"""
 
 from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterable
-from typing import Annotated, Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Generic, TypeVar
 
 import numpy as np
 import torch
 from pydantic import AfterValidator
+from torch import Tensor
 
 from esper import __version__
 from esper.errors import ConfigError
+from esper.numerics.arrays import Floats
 
 CPU = "cpu"
 CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
@@ -30,6 +37,14 @@ def _check_name(name: str) -> str:
 
 DeviceName = Annotated[str, AfterValidator(_check_name)]
 """Type of a setting: the name of a device that torch supports, whether or not this machine has one."""
+
+
+def list_devices() -> tuple[str, ...]:
+    """The names of all devices that this process can compute on."""
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is None:
+        return (CPU,)
+    return (CPU, *(f"{accelerator.type}:{index}" for index in range(torch.accelerator.device_count())))
 
 
 def require_device(name: str) -> torch.device:
@@ -94,23 +109,65 @@ def prepare_device(name: str, *, deterministic: bool) -> torch.device:
 
 def _fix_workspace() -> None:
     """Let cuBLAS sum in a fixed order."""
-    chosen = os.environ.get(CUBLAS_WORKSPACE)
+    chosen, fixed = os.environ.get(CUBLAS_WORKSPACE), FIXED_WORKSPACES[0]
     if chosen is None and torch.cuda.is_initialized():
         raise ConfigError(
             f"this process has used CUDA before, and perhaps cuBLAS without {CUBLAS_WORKSPACE}: set that to "
-            f"{FIXED_WORKSPACES[0]} in the environment before it starts, or set deterministic=false"
+            f"{fixed} in the environment before it starts, or set deterministic=false"
         )
     if chosen is not None and chosen not in FIXED_WORKSPACES:
         raise ConfigError(
-            f"with {CUBLAS_WORKSPACE}={chosen} cuBLAS is not deterministic: set it to {FIXED_WORKSPACES[0]}, or set "
+            f"with {CUBLAS_WORKSPACE}={chosen} cuBLAS is not deterministic: set it to {fixed}, or set "
             "deterministic=false"
         )
-    os.environ[CUBLAS_WORKSPACE] = chosen or FIXED_WORKSPACES[0]
+    os.environ[CUBLAS_WORKSPACE] = chosen or fixed
 
 
-def list_devices() -> tuple[str, ...]:
-    """The names of all devices that this process can compute on."""
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    if accelerator is None:
-        return (CPU,)
-    return (CPU, *(f"{accelerator.type}:{index}" for index in range(torch.accelerator.device_count())))
+T = TypeVar("T", covariant=True)
+U = TypeVar("U")
+
+
+@dataclass(frozen=True)
+class Deferred(Generic[T]):
+    """A result that is available once its tensors have been copied from their device."""
+
+    tensors: Sequence[Tensor]
+    """All of one type, on one device."""
+    convert: Callable[..., T]
+    """What they mean: a function of them as float64 arrays on the CPU, in the same order."""
+
+    def combine(self, other: Deferred[U]) -> Deferred[tuple[T, U]]:
+        """Both results, fetched together."""
+        own = len(self.tensors)
+
+        def both(*arrays: Floats) -> tuple[T, U]:
+            return self.convert(*arrays[:own]), other.convert(*arrays[own:])
+
+        return Deferred([*self.tensors, *other.tensors], both)
+
+    def fetch(self) -> T:
+        """The result, for which the CPU waits once for the device, and not at all without tensors."""
+        return self.convert(*(to_arrays(*self.tensors) if self.tensors else ()))
+
+
+def move_together(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """Tensors of one type and device on another device, by one copy; the same tensors if they are there already.
+
+    The CPU only waits for a copy that it is to have.
+    """
+    source = tensors[0].device
+    if source == device:
+        return list(tensors)
+    packed = torch.cat([tensor.flatten() for tensor in tensors]).to(device, non_blocking=source.type == "cpu")
+    return _split(packed, tensors)
+
+
+def to_arrays(*tensors: Tensor) -> list[Floats]:
+    """Tensors of one type as float64 arrays on the CPU, which waits for their device once."""
+    packed = torch.cat([tensor.detach().flatten() for tensor in tensors]).to("cpu", torch.float64)
+    return [part.numpy() for part in _split(packed, tensors)]
+
+
+def _split(packed: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    parts: Sequence[Tensor] = torch.split_with_sizes(packed, [tensor.numel() for tensor in like])
+    return [part.view(tensor.shape) for part, tensor in zip(parts, like, strict=True)]

@@ -21,7 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode  # torch's notes on extending it import it from here
 from torch.utils.flop_counter import FlopCounterMode
 
-from esper.numerics.module_state import keep_buffers, keep_generators, keep_modes
+from esper.numerics.modules import keep_buffers, keep_generators, keep_modes
 
 
 class FlopCount(NamedTuple):

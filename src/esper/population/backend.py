@@ -16,7 +16,7 @@ from esper.growth.promise import Promises
 from esper.lifecycle.table import Stage
 from esper.lifecycle.transitions import Transitions, clear_changed_measurements, remove_seeds
 from esper.numerics.arrays import Bools, Ints
-from esper.numerics.deferred import Deferred
+from esper.numerics.devices import Deferred
 from esper.population.evaluation import evaluate_committed, start_evaluation
 from esper.population.learning import Batch
 from esper.population.parameters import FlatParameters, Piece, PopulationParameters, SeedKind, StackedParameters

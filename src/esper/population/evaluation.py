@@ -18,7 +18,7 @@ from torch import Tensor
 from esper.engine.measurements import CommittedEvaluation, Evaluation
 from esper.lifecycle.table import SeedTable
 from esper.numerics.arrays import Bools, Float32s, Floats
-from esper.numerics.deferred import Deferred, to_arrays
+from esper.numerics.devices import Deferred, to_arrays
 from esper.population.execution import SlotOp
 from esper.population.forward import (
     ActiveSeeds,

@@ -1,6 +1,6 @@
 """Four ways to run many networks of one architecture forward; the results are the same.
 
-1. *Stackable*: the host's own forward takes stacked parameters (`esper.numerics.stacking`).
+1. *Stackable*: the host's own forward takes stacked parameters (`esper.numerics.modules`).
 2. *Merged*: a host of plain linear layers and convolutions takes one batch of all networks' examples.
 3. *Vmapped*: any other host runs under `torch.func.vmap` over the networks.
 4. *Looped*: network by network, for hosts that vmap cannot handle or that draw random numbers, or where it is faster.
@@ -29,9 +29,8 @@ from esper.growth.hooks import SourceHook
 from esper.growth.model import GrowingModel
 from esper.growth.site import Site
 from esper.growth.slot import SlotModule
-from esper.numerics.module_state import global_generators
+from esper.numerics.modules import Stackable, global_generators, linear
 from esper.numerics.random_streams import seed_globally
-from esper.numerics.stacking import Stackable, linear
 from esper.population.host_checks import can_vmap, draws_in_training
 
 Parameters = Mapping[str, Tensor]

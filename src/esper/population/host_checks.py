@@ -23,7 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from esper.errors import ConfigError, TaskError
 from esper.growth.hooks import list_named_modules
-from esper.numerics.module_state import global_generators
+from esper.numerics.modules import global_generators
 from esper.numerics.random_streams import seed_globally
 
 _EXAMPLES = 3

@@ -15,7 +15,7 @@ from esper.engine.gradients import assess_health
 from esper.engine.measurements import TrainingReport
 from esper.lifecycle.table import Stage
 from esper.numerics.arrays import Bools, Floats, Ints
-from esper.numerics.deferred import Deferred
+from esper.numerics.devices import Deferred
 from esper.numerics.random_streams import Stream, torch_generator
 from esper.population.forward import ForwardPass, prepare_forward, select_blended, select_isolated
 from esper.population.parameters import FlatParameters, SeedBank, SeedKind, StackedParameters, pad_to_shape

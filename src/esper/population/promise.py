@@ -29,7 +29,7 @@ from esper.growth.promise import (
 )
 from esper.growth.site import Site
 from esper.numerics.arrays import Bools, Ints
-from esper.numerics.deferred import to_arrays
+from esper.numerics.devices import to_arrays
 from esper.numerics.random_streams import module_generator
 from esper.population.execution import Parameters, SlotOp
 from esper.population.forward import build_passes, prepare_slot_op, run_passes, select_blended

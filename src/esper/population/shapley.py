@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from esper.errors import ConfigError
 from esper.growth.model import GrowingModel
 from esper.numerics.arrays import Bools, Floats, Ints
-from esper.numerics.deferred import to_arrays
+from esper.numerics.devices import to_arrays
 from esper.population.evaluation import EVALUATION_CHUNK, Variants, forward_variants, score_variants
 from esper.population.forward import ActiveSeeds, select_blended
 from esper.population.learning import Batch

@@ -35,7 +35,7 @@ from esper.rl.rollout import (
     subtract_control_variate,
     subtract_group_mean,
 )
-from esper.serialization.state_files import require_in_range, strip_prefix
+from esper.serialization import require_in_range, strip_prefix
 
 KL_STOP = 1.5
 """An update ends once the KL divergence exceeds this multiple of its target."""

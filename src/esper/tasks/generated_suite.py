@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from esper.errors import TaskError
+from esper.numerics.modules import Conv1d, Linear, Stackable, TokenLinear, initialise
 from esper.numerics.random_streams import child_generator
-from esper.numerics.stacking import Conv1d, Linear, Stackable, TokenLinear, initialise
 from esper.tasks.generated_problems import PROBLEMS, Draw, Shape
 from esper.tasks.instance import PARTS, Data, Instance, LabelledArrays, Part, Scale, add_label_noise, standardise
 from esper.tasks.registry import GENERATED, SHORTEST, find_by_name

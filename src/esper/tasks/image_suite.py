@@ -12,8 +12,8 @@ from functools import lru_cache, partial
 import torch
 from torch import nn
 
+from esper.numerics.modules import initialise
 from esper.numerics.random_streams import child_generator
-from esper.numerics.stacking import initialise
 from esper.tasks.image_problems import (
     CLASSES,
     COLOURS,

@@ -18,8 +18,8 @@ from torch.nn import functional as F
 
 from esper.errors import TaskError
 from esper.numerics.arrays import Ints
+from esper.numerics.modules import Stackable
 from esper.numerics.random_streams import child_generator
-from esper.numerics.stacking import Stackable
 from esper.tasks.instance import PARTS, Data, Instance, Part, Scale, add_label_noise, standardise
 from esper.tasks.language_problems import (
     HELP,

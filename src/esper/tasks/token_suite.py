@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from esper.numerics.arrays import Float32s, Ints
+from esper.numerics.modules import Linear, Stackable, TokenLinear
 from esper.numerics.random_streams import child_generator
-from esper.numerics.stacking import Linear, Stackable, TokenLinear
 from esper.tasks.instance import PARTS, Data, Instance, LabelledArrays, Part, Scale, add_label_noise, standardise
 from esper.tasks.suite import OptimizerSettings
 from esper.tasks.variants import Families, VariantSuite

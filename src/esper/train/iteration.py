@@ -17,7 +17,7 @@ from esper.rl.rewards import assign_rewards, name_rewards
 from esper.runs.events import AnomalyRaised, InteractionsMeasured, MinibatchRecorded, PolicyProbed, PPOUpdated
 from esper.runs.reader import RunReader
 from esper.runs.store import RunStore
-from esper.serialization.state_files import strip_prefix
+from esper.serialization import strip_prefix
 from esper.tasks.registry import get_suite
 from esper.train.recorder import EpisodeLog
 from esper.train.settings import HISTORY, TrainSettings

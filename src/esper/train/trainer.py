@@ -40,7 +40,7 @@ from esper.runs.events import (
 )
 from esper.runs.run_directory import RunDirectory, RunState, read_state
 from esper.runs.store import EventRow, RunStore, encode_events
-from esper.serialization.checkpoints import Checkpoint, Checkpoints
+from esper.serialization import Checkpoint, Checkpoints
 from esper.signals import Interrupts, Terminated
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite

@@ -19,7 +19,7 @@ from esper.growth.blueprints.layers import (
 )
 from esper.growth.blueprints.registry import Blueprint, Context, Family, register
 from esper.growth.site import CHANNELS_LAST, Layout, Site
-from esper.numerics.stacking import Stackable, linear
+from esper.numerics.modules import Stackable, linear
 
 
 @register

@@ -27,7 +27,7 @@ from esper.growth.blueprints.layers import (
 )
 from esper.growth.blueprints.registry import Blueprint, Family, register
 from esper.growth.site import Layout, Site
-from esper.numerics.stacking import Stackable, linear
+from esper.numerics.modules import Stackable, linear
 
 
 def count_taps(site: Site) -> int:

@@ -17,8 +17,7 @@ from esper.growth.depth import copy_block
 from esper.growth.hooks import find_tensors, list_named_modules
 from esper.growth.positions import pad_nested
 from esper.growth.site import Hidden, Layout, Site, WideLayer, find_channel_axis
-from esper.numerics.module_state import keep_generators, keep_modes
-from esper.numerics.stacking import Stackable
+from esper.numerics.modules import Stackable, keep_generators, keep_modes
 
 _SHARE = 8
 """``units`` adds one unit for this many existing ones."""

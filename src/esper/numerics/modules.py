@@ -1,11 +1,14 @@
-"""Layers for one network or many of one shape at once, initialised from an explicit generator.
+"""Modules: layers for one network or many of one shape at once, and what a pass through a network may change.
 
-Weights are He-uniform (He et al., 2015, arXiv:1502.01852) and biases are zero. Torch's global generator is not used.
+Layers are initialised from an explicit generator: weights are He-uniform (He et al., 2015, arXiv:1502.01852) and biases
+are zero. Torch's global generator is not used.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -35,10 +38,7 @@ def linear(weight: Tensor, columns: Tensor, bias: Tensor | None = None) -> Tenso
 
 
 def initialise(layer: nn.Linear | nn.Conv1d | nn.Conv2d, generator: torch.Generator) -> None:
-    """Initialise a layer that was built on the device "meta".
-
-    Building it on another device would draw from the global generator.
-    """
+    """Initialise a layer that was built on the device "meta": elsewhere it would draw from the global generator."""
     # He-uniform: the bound is sqrt(6 / fan-in).
     shape = layer.weight.shape
     bound = math.sqrt(6 / shape[1:].numel())
@@ -88,3 +88,50 @@ class Conv1d(nn.Conv1d, Stackable):
         columns = windows.flatten(-4, -3).flatten(-2)
         outputs = linear(self.weight.flatten(-2), columns, self.bias)
         return outputs.view(*outputs.shape[:-1], *windows.shape[-2:]).movedim(-1, -3)
+
+
+# What a pass may change: modes, buffers, and the state of torch's random generators.
+
+
+@contextmanager
+def keep_modes(network: nn.Module) -> Generator[None]:
+    """Restore the training or evaluation mode of each module of ``network`` after the block."""
+    modes = [(module, module.training) for module in network.modules()]
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+@contextmanager
+def keep_buffers(network: nn.Module) -> Generator[None]:
+    """Undo changes of the buffers of ``network`` after the block.
+
+    They are other tensors within the block, so a pass from before it can still be differentiated after it.
+    """
+    buffers = [(module, *named) for module in network.modules() for named in module.named_buffers(recurse=False)]
+    for module, name, buffer in buffers:
+        setattr(module, name, buffer.clone())
+    try:
+        yield
+    finally:
+        for module, name, buffer in buffers:
+            setattr(module, name, buffer)
+
+
+@contextmanager
+def keep_generators(network: nn.Module, others: Sequence[torch.Generator] = ()) -> Generator[None]:
+    """Restore the state of torch's random generators, and of ``others``, after the block."""
+    states = [(generator, generator.get_state()) for generator in (*global_generators(network), *others)]
+    try:
+        yield
+    finally:
+        for generator, state in states:
+            generator.set_state(state)
+
+
+def global_generators(network: nn.Module) -> list[torch.Generator]:
+    """Torch's own random generators: of the CPU, and of all CUDA devices in use by ``network``."""
+    devices = {parameter.device.index for parameter in network.parameters() if parameter.is_cuda}
+    return [torch.default_generator, *(torch.cuda.default_generators[device] for device in sorted(devices))]
