@@ -10,7 +10,7 @@ from benchmarks.population import Work
 from esper.control.rules import Uniform
 from esper.engine.engine import EpisodeConfig
 from esper.growth.promise import PromiseSettings
-from esper.numerics import deferred
+from esper.numerics import devices
 from esper.numerics.arrays import Floats
 from esper.population.backend import Snapshots, roll_back
 from esper.population.forward import select_committed
@@ -222,17 +222,17 @@ def test_far_away_refuses_what_a_gpu_would_and_notices_what_would_wait() -> None
 def test_nothing_but_fetching_waits_for_a_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
-    running, real, fetched = episodes(get_suite(name), torch.device("cuda")), deferred.to_arrays, list[int]()
+    running, real, fetched = episodes(get_suite(name), torch.device("cuda")), devices.to_arrays, list[int]()
     play(running, steps=6)  # chooses kernels
 
-    def fetching(*tensors: torch.Tensor) -> list[deferred.Floats]:
+    def fetching(*tensors: torch.Tensor) -> list[devices.Floats]:
         torch.cuda.set_sync_debug_mode("default")
         figures = real(*tensors)
         torch.cuda.set_sync_debug_mode("error")
         fetched.append(len(tensors))
         return figures
 
-    monkeypatch.setattr(deferred, "to_arrays", fetching)
+    monkeypatch.setattr(devices, "to_arrays", fetching)
     torch.cuda.set_sync_debug_mode("error")
     try:
         play(running, steps=3)

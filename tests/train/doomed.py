@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from esper import serialization
 from esper.cli import main
 from esper.commands import evaluate, train
 from esper.control.learned import LearnedController
@@ -23,7 +24,6 @@ from esper.control.rules import Heuristic
 from esper.rl.ppo import PolicyOptimizer
 from esper.runs import database
 from esper.runs.store import RunStore
-from esper.serialization import checkpoints
 from esper.tasks.registry import register
 from esper.train import results, trainer
 from train.runs import ShortSuite
@@ -98,10 +98,10 @@ PLACES: dict[str, Callable[[int], None]] = {
     "update": before(PolicyOptimizer, "step"),
     "probe": before(LearnedController, "act"),
     "store's flush": committing,
-    "half the tensors": writing(checkpoints, ".safetensors", 0.5),
-    "no manifest": writing(checkpoints, ".safetensors", 1),
-    "half the manifest": writing(checkpoints, ".json", 0.5),
-    "fresh checkpoint": writing(checkpoints, ".json", 1),
+    "half the tensors": writing(serialization, ".safetensors", 0.5),
+    "no manifest": writing(serialization, ".safetensors", 1),
+    "half the manifest": writing(serialization, ".json", 0.5),
+    "fresh checkpoint": writing(serialization, ".json", 1),
     "half a cohort": writing(results, ".json", 0.5),
     "whole cohort": writing(results, ".json", 1),
 }
