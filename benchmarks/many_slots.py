@@ -246,7 +246,7 @@ def model_parts(slots: int) -> Parts:
         "a decision": lambda: grower.step(train_loss=1.0),
         "validation, plain": lambda: validate(growing),
         "validation, all counterfactuals": lambda: measure_model(
-            grower.backend.evaluator, grower.network.table, validate, parse_metrics, None, every_slot
+            growing, grower.network.table, validate, parse_metrics, None, every_slot
         ),
     }
 

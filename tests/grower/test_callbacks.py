@@ -43,7 +43,7 @@ class Diary(GrowerCallback):
         assert grower.decisions == decision.number
         self.decisions.append(decision)
         self.stages.append((grower.engine.stages_before.tolist(), grower.network.table.stage.tolist()))
-        training = grower.engine.measured.training
+        training = grower.engine.training
         self.losses.append((float(training.loss[0]), float(grower.engine.before_rollback.loss[0])))
         self._add(f"decision {decision.number}", grower)
 

@@ -11,8 +11,6 @@ from esper.control.learned import LearnedController
 from esper.control.policy import Policy, PolicySettings
 from esper.engine.observation import list_features
 from esper.grower import Decision, Grower
-from esper.grower.evaluation import compute_contributions, measure_model
-from esper.grower.scores import parse_metrics
 from esper.growth.model import GrowingModel
 from esper.lifecycle.actions import Op
 from factories import CLASSES, RESNET, Host, every_host, loss, score
@@ -84,12 +82,7 @@ def test_counterfactuals_are_what_taking_the_seed_out_by_hand_shows(host: Host) 
         training.step()
         table = training.grower.network.table
         due = np.ones(table.stage.shape, np.bool_)
-        found = compute_contributions(
-            measure_model(training.model, table, training.evaluate, parse_metrics, None, due),
-            training.model,
-            table,
-            training.grower.backend.scores,
-        )
+        found = training.grower.backend.measure_dependence(due)
         usual = training.evaluate(training.model)
         for place, name in enumerate(training.model.slots):
             if training.model.slots[name].seed is None or not table.blended[0, place]:

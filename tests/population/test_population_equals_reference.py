@@ -313,10 +313,12 @@ def test_a_rollback_keeps_the_fossils_of_the_start() -> None:
     batch = draws.batch()
     batch.inputs[0] = torch.nan
     everywhere = np.ones(population.table.stage.shape, np.bool_)
-    measured = backend.start_measurement(start_training(population, [batch]), everywhere, check_finite=True).fetch()
-    found = governor.check(
-        measured.training.loss, measured.skill, measured.finite, None, np.ones(len(SHAPES), np.bool_)
-    )
+    training, found = backend.start_measurement(
+        start_training(population, [batch]), everywhere, check_finite=True
+    ).fetch()
+    assert found.skill is not None
+    assert found.finite is not None
+    found = governor.check(training.loss, found.skill, found.finite, None, np.ones(len(SHAPES), np.bool_))
     assert found.rows.tolist() == [True, False, False, False]
     after = state_of(population, 0)
     assert (population.table.stage[0] == Stage.FOSSILIZED).tolist() == [True, False, True]

@@ -64,9 +64,13 @@ class Guard:
     def check(self, report: TrainingReport, validation: Batch, running: Bools = EVERYONE) -> Intervention:
         """Measurement after training, the governor's check, and the measurements of both."""
         self.backend.validation = validation
-        measured = self.backend.start_measurement(Deferred((), lambda: report), self._due, check_finite=True).fetch()
-        found = self.governor.check(measured.training.loss, measured.skill, measured.finite, None, running)
-        evaluation = self.backend.evaluate(self._due) if found.rows.any() else measured.evaluation
+        training, evaluation = self.backend.start_measurement(
+            Deferred((), lambda: report), self._due, check_finite=True
+        ).fetch()
+        assert evaluation.skill is not None
+        assert evaluation.finite is not None
+        found = self.governor.check(training.loss, evaluation.skill, evaluation.finite, None, running)
+        evaluation = self.backend.evaluate(self._due) if found.rows.any() else evaluation
         record_measurements(self.backend.networks, report, evaluation)
         return found
 

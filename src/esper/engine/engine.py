@@ -13,7 +13,7 @@ from esper.engine.budget import Budget
 from esper.engine.governor import Governor, GovernorSettings, Intervention, Restorable
 from esper.engine.gradients import GradientHealthSettings, update_gradient_health
 from esper.engine.history import History
-from esper.engine.measurements import Evaluation, Measurement, TrainingReport, update_measurements
+from esper.engine.measurements import Evaluation, TrainingReport, update_measurements
 from esper.engine.observation import FeatureInputs, GrowingNetworks, Observation, observe
 from esper.growth.promise import PromiseRecord, Promises, PromiseSettings
 from esper.lifecycle.actions import make_wait_actions
@@ -116,10 +116,11 @@ class GrowthBackend(Restorable, Protocol):
 
     def start_measurement(
         self, training: Deferred[TrainingReport], due: Bools, *, check_finite: bool
-    ) -> Deferred[Measurement]:
+    ) -> Deferred[tuple[TrainingReport, Evaluation]]:
         """Measure the networks and the modules in the slots ``due``, bool ``[E, S]``, after that training.
 
-        ``check_finite``: whether to look for parameters and moments that are not finite.
+        ``check_finite``: whether to look for parameters and moments that are not finite. The evaluation has `skill` and
+        `finite`.
         """
         ...
 
@@ -141,7 +142,7 @@ class GrowthEngine:
         actions, state = controller.act(observation, masks, state)
         engine.apply(actions)
         training = train()  # a population's minibatches, or the user's own loop
-        measurement, intervention = engine.assess(training, running)
+        evaluation, intervention = engine.assess(training, running)
         engine.measure_promises(running)
     ```
 
@@ -174,7 +175,9 @@ class GrowthEngine:
         """Stages of the slots before it, ``[E, S]``."""
         self.contributions_before = self.history.accuracy_contribution
         """Contributions that were known before it, ``[E, S]``."""
-        self.measured: Measurement
+        self.training: TrainingReport
+        """The training after it."""
+        self.evaluation: Evaluation
         """The networks after training and rollbacks."""
         self.before_rollback: Evaluation
         """The networks before rollbacks."""
@@ -226,7 +229,7 @@ class GrowthEngine:
         self.decisions = self.decisions + (everyone if running is None else running)
         return step
 
-    def assess(self, training: Deferred[TrainingReport], running: Bools) -> tuple[Measurement, Intervention]:
+    def assess(self, training: Deferred[TrainingReport], running: Bools) -> tuple[Evaluation, Intervention]:
         """Measure the networks after ``training``, roll back those in trouble, and record what is known now.
 
         ``running``, bool ``[E]``, are the networks whose episode goes on; no other is rolled back.
@@ -236,36 +239,39 @@ class GrowthEngine:
         # Measure every network, and with it the modules whose turn it is.
         due = self.config.find_due_counterfactuals(self.decisions - running, networks.table.slots)
         check_finite = self.governor.settings is not None
-        measurement = backend.start_measurement(training, due, check_finite=check_finite).fetch()
+        self.training, measured = backend.start_measurement(training, due, check_finite=check_finite).fetch()
+        assert measured.skill is not None
+        assert measured.finite is not None
         self.history.set_chance_level(*backend.chance_level)
-        before = self.history.fill_stale_contributions(measurement.evaluation, networks.measurements)
+        before = self.history.fill_stale_contributions(measured, networks.measurements)
         # Before any snapshot, which keeps the measurements too.
         networks.measurements = update_gradient_health(
-            networks.measurements, measurement.training.health, self.config.gradient_health
+            networks.measurements, self.training.health, self.config.gradient_health
         )
 
         # Roll back what is in trouble. What was measured of it is of networks that are no more.
         self.intervention = self.governor.check(
-            measurement.training.loss, measurement.skill, measurement.finite, measurement.diverged, running
+            self.training.loss, measured.skill, measured.finite, measured.diverged, running
         )
         intervention = self.intervention
         evaluation = before
         if intervention.rows.any():
             again = backend.evaluate(due | intervention.rows[:, None])
             self.history.set_chance_level(*backend.chance_level)
+            again = replace(again, skill=measured.skill, finite=measured.finite, diverged=measured.diverged)
             restored = self.history.fill_stale_contributions(again, networks.measurements)
             # One model keeps the type of its evaluation, which has more than the arrays.
             evaluation = restored if intervention.rows.all() else replace_where(intervention.rows, before, restored)
 
         # Record it for gates, and for what controllers see: there an unknown accuracy of training is taken
         # to equal that of validation.
-        known = np.where(np.isnan(measurement.training.accuracy), evaluation.accuracy, measurement.training.accuracy)
-        report = replace(measurement.training, accuracy=known)
+        accuracy = self.training.accuracy
+        report = replace(self.training, accuracy=np.where(np.isnan(accuracy), evaluation.accuracy, accuracy))
         networks.measurements = update_measurements(networks.table, networks.measurements, evaluation)
         self.history.record(self.actions, networks.table, report, evaluation)
-        self.measured, self.before_rollback = replace(measurement, evaluation=evaluation), before
+        self.evaluation, self.before_rollback = evaluation, before
         self.measured_seeds = networks.measurements
-        return self.measured, intervention
+        return evaluation, intervention
 
     @property
     def size(self) -> int:

@@ -60,6 +60,12 @@ class Evaluation:
     """``[E, S]``: whether contributions were measured now; elsewhere they are as last known."""
     progress: Floats | None = None
     """What must fall for an episode to make progress, ``[E]``; None: the loss."""
+    skill: Floats | None = None
+    """After training, by M measures: 0 for guessing, 1 for perfection; NaN where unknown, ``[E, M]``."""
+    finite: Bools | None = None
+    """After training: whether all losses, gradients, parameters and moments are finite, ``[E]``."""
+    diverged: Bools | None = None
+    """After training: whether the loss is unusual whatever it was before, ``[E]``; None: of no network."""
 
     def divide_by_loss(self, values: Floats) -> Floats:
         """Values ``[E, S]`` as shares of the present loss."""
@@ -84,21 +90,6 @@ class Evaluation:
             accuracy_contribution=np.clip(self.loss_contribution / chance_loss, -largest, largest),
             accuracy_error=self.loss_error / chance_loss,
         )
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """E networks after training."""
-
-    training: TrainingReport
-    evaluation: Evaluation
-    """As they were trained, or after rollbacks."""
-    skill: Floats
-    """As trained, by M measures: 0 for guessing, 1 for perfection; NaN where unknown, ``[E, M]``."""
-    finite: Bools
-    """Whether all losses, gradients, parameters and moments were finite after training, ``[E]``."""
-    diverged: Bools | None = None
-    """Whether the loss was unusual whatever it was before, ``[E]``; None: of no network."""
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,7 @@ class DecisionRecorder:
     def record_rollbacks(self, **own: float) -> Iterator[RolledBack]:
         """The networks that the governor rolled back; ``own`` losses and metrics replace those of a population."""
         engine = self._engine
-        intervention, before, after = engine.intervention, engine.before_rollback, engine.measured.evaluation
+        intervention, before, after = engine.intervention, engine.before_rollback, engine.evaluation
         for row in intervention.rows.nonzero()[0].tolist():
             figures = {
                 "loss_before": float(before.loss[row]),
@@ -93,8 +93,8 @@ class DecisionRecorder:
 
     def record_steps(self, rows: Iterable[int], **own: Sequence[Any]) -> Iterator[StepTaken]:
         """The decisions of the networks ``rows`` with their state; ``own`` are further fields, or others, ``[E]``."""
-        engine, table, measured = self._engine, self._engine.networks.table, self._engine.measured
-        health, measurements, evaluation = measured.training.health, engine.measured_seeds, measured.evaluation
+        engine, table = self._engine, self._engine.networks.table
+        training, evaluation, measurements = engine.training, engine.evaluation, engine.measured_seeds
         contributions = [replace_unmeasured(row) for row in self.round(evaluation.accuracy_contribution)]
         known = measurements.gradient_weight > 0
         # Ratios range over many orders of magnitude, so what is kept are significant digits.
@@ -103,7 +103,7 @@ class DecisionRecorder:
                 replace_unmeasured([float(f"{value:.4g}") for value in row])
                 for row in np.where(known, figure, np.nan).tolist()
             ]
-            for figure in (health.ratio, measurements.vanished_share, measurements.exploded_share)
+            for figure in (training.health.ratio, measurements.vanished_share, measurements.exploded_share)
         )
         ops, slots, blueprints = (engine.actions[:, head].tolist() for head in (Head.OP, Head.SLOT, Head.BLUEPRINT))
         # Whole columns, since rounding each number on its own costs far more.
@@ -114,7 +114,7 @@ class DecisionRecorder:
                 self._blueprints[blueprint] if op == Op.GERMINATE else None
                 for op, blueprint in zip(ops, blueprints, strict=True)
             ],
-            "train_loss": self.round(measured.training.loss),
+            "train_loss": self.round(training.loss),
             "loss": self.round(evaluation.loss),
             "metric": self.round(evaluation.accuracy),
             "stages": [

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -15,16 +15,16 @@ import numpy as np
 import torch
 
 from esper.engine.budget import Budget, Charge, Cost, Costs, RentBasis, affordable_blueprints, budget_left
-from esper.engine.measurements import Evaluation, Measurement, TrainingReport
+from esper.engine.measurements import Evaluation, TrainingReport
 from esper.errors import CheckpointError, ConfigError
 from esper.grower.config import GrowerConfig
 from esper.grower.distributed import Processes
-from esper.grower.evaluation import Criterion, ModelMeasurement, compute_contributions, measure_model
+from esper.grower.evaluation import Criterion, ModelEvaluation, compute_contributions, measure_model
 from esper.grower.governor import LearningCheck, ModelSnapshot, OptimizerCheck
 from esper.grower.gradients import GradientRecorder
 from esper.grower.promise_recorder import PromiseRecorder
 from esper.grower.refit import ForkTrainer, SeedlessFork
-from esper.grower.scores import LOSS, ConstraintSet, Metrics, Scores
+from esper.grower.scores import ConstraintSet, Metrics, Scores
 from esper.grower.validation import Validation
 from esper.growth.blueprints.registry import Blueprint, get
 from esper.growth.model import GrowingModel
@@ -243,14 +243,6 @@ class ModelTraining(TrainingReport):
     """Metrics of the model as it is, if the user has measured them already."""
 
 
-@dataclass(frozen=True)
-class ModelEvaluation(Evaluation):
-    """One model on validation data."""
-
-    measurement: ModelMeasurement | None = None
-    """All metrics; None for a model that has diverged, which cannot be measured."""
-
-
 class ModelBackend:
     """A model that a user's optimizer trains: an `esper.engine.GrowthBackend`.
 
@@ -299,7 +291,7 @@ class ModelBackend:
                 model, network.specs.kinds, promise.examples, scaler, add_flops, active=processes.is_first
             )
         self.last_good = ModelSnapshot(model, optimizer)
-        self._evaluate, self._processes = evaluate, processes
+        self._function, self._processes = evaluate, processes
         self._is_scaled = scaler is not None
 
     @property
@@ -309,7 +301,7 @@ class ModelBackend:
 
     def start_measurement(
         self, training: Deferred[TrainingReport], due: Bools, *, check_finite: bool
-    ) -> Deferred[Measurement]:
+    ) -> Deferred[tuple[TrainingReport, Evaluation]]:
         """Measure the model at once; a model that is not finite is not evaluated."""
         report = training.fetch()
         assert isinstance(report, ModelTraining)
@@ -327,22 +319,25 @@ class ModelBackend:
         )
         skills, finite, diverged = (math.nan, math.nan), False, False
         if not check_finite or (math.isfinite(train_loss) and self.is_finite()):
-            evaluation, metrics = self._measure(due, train_loss, report.metrics)
+            evaluation = self._evaluate(due, train_loss, report.metrics)
             self.scores.check_train_accuracy(float(report.accuracy[0]))
-            measured = math.isfinite(metrics[LOSS]) and math.isfinite(evaluation.accuracy[0])
+            measured = math.isfinite(evaluation.loss[0]) and math.isfinite(evaluation.accuracy[0])
             finite = measured and math.isfinite(train_loss)
             if measured:
+                metrics = evaluation.metrics
                 diverged = self.learning.has_diverged(metrics, train_loss)
                 # An output that is the same for all examples shows no skill, whatever its accuracy happens to be.
-                constant = evaluation.measurement is not None and evaluation.measurement.constant_output
+                constant = evaluation.constant_output
                 skills = (0.0, 0.0) if constant else self.scores.compute_skills(metrics, train_loss)
-        plain = TrainingReport(report.loss, report.accuracy, report.host_gradient, report.seed_gradient, report.health)
-        result = Measurement(plain, evaluation, np.array([skills]), np.array([finite]), np.array([diverged]))
+        result = (
+            TrainingReport(report.loss, report.accuracy, report.host_gradient, report.seed_gradient, report.health),
+            replace(evaluation, skill=np.array([skills]), finite=np.array([finite]), diverged=np.array([diverged])),
+        )
         return Deferred((), lambda: result)
 
     def evaluate(self, due: Bools) -> ModelEvaluation:
         """Measure the model as it is now, and the modules in the slots ``due``, bool ``[1, S]``."""
-        return self._measure(due, math.nan, None)[0]
+        return self._evaluate(due, math.nan, None)
 
     def is_finite(self) -> bool:
         """Whether all parameters, gradients and moments are finite.
@@ -351,57 +346,56 @@ class ModelBackend:
         """
         return self._processes.run_on_first_process(lambda: self.last_good.is_finite(gradients=not self._is_scaled))
 
-    def measure_dependence(self, slots: Bools) -> tuple[ModelEvaluation, ModelMeasurement]:
+    def measure_dependence(self, slots: Bools) -> ModelEvaluation:
         """Measure the model, and the modules in ``slots``, bool ``[1, S]``, by switching them off now."""
-        measurement = self._run(slots, None)
-        return self._compute_evaluation(measurement), measurement
+        return self._compute_contributions(*self._measure(slots), slots)
 
     def measure_constraint_references(self) -> None:
         """Measure the losses that constraints are relative to: those of the model before growth."""
         if self.constraints.limits:
-            nothing = np.zeros(self.networks.table.stage.shape, np.bool_)
-            self.constraints.set_references(self._run(nothing, None).baseline)
+            metrics, _, _ = self._measure(np.zeros(self.networks.table.stage.shape, np.bool_))
+            self.constraints.set_references(metrics)
 
-    def _measure(self, due: Bools, train_loss: float, metrics: Metrics | None) -> tuple[ModelEvaluation, Metrics]:
-        """Measure the model, whose ``metrics`` are known perhaps, and the modules in the slots ``due``."""
+    def _evaluate(self, due: Bools, train_loss: float, known: Metrics | None) -> ModelEvaluation:
+        """Measure the model, whose metrics are ``known`` perhaps, and the modules in the slots ``due``."""
         forks = self.forks.get_comparable()
-        measurement = self._run(due, metrics, forks)
+        metrics, ablated, constant_output = self._measure(due, known, forks)
         # Where a constraint is broken, every module that may be pruned for it is measured.
         others = self._find_prunable() & ~due
-        if self.constraints.find_broken(measurement.baseline) and others.any():
-            more = self._run(others, measurement.baseline, forks)
-            measurement = measurement._replace(ablated={**measurement.ablated, **more.ablated}, due=due | others)
-        self.scores.set_reference(measurement.baseline, train_loss)
-        return self._compute_evaluation(measurement), measurement.baseline
+        if self.constraints.find_broken(metrics) and others.any():
+            ablated, due = {**ablated, **self._measure(others, metrics, forks)[1]}, due | others
+        self.scores.set_reference(metrics, train_loss)
+        return self._compute_contributions(metrics, ablated, constant_output, due)
 
-    def _compute_evaluation(self, measurement: ModelMeasurement) -> ModelEvaluation:
-        network = self.networks
-        evaluation = compute_contributions(measurement, network.model, network.table, self.scores)
-        progress = self.scores.compute_progress(measurement.baseline)
-        fields: dict[str, Any] = {**vars(evaluation), "progress": None if progress is None else np.array([progress])}
-        return ModelEvaluation(**fields, measurement=measurement)
-
-    def _run(
+    def _measure(
         self,
         due: Bools,
-        baseline: Metrics | None,
+        known: Metrics | None = None,
         forks: Mapping[str, SeedlessFork | None] = MappingProxyType({}),
-    ) -> ModelMeasurement:
-        network, parse = self.networks, self.constraints.parse_metrics
+    ) -> tuple[Metrics, dict[str, Metrics], bool]:
+        network, parse, function = self.networks, self.constraints.parse_metrics, self._function
         return self._processes.run_on_first_process(
-            lambda: measure_model(network.model, network.table, self._evaluate, parse, baseline, due, forks)
+            lambda: measure_model(network.model, network.table, function, parse, known, due, forks)
         )
 
-    def find_constraint_breaker(self, measurement: ModelMeasurement) -> Bools:
+    def _compute_contributions(
+        self, metrics: Metrics, ablated: dict[str, Metrics], constant_output: bool, due: Bools
+    ) -> ModelEvaluation:
+        network = self.networks
+        return compute_contributions(
+            metrics, ablated, constant_output, due, network.model.slots, network.table, self.scores
+        )
+
+    def find_constraint_breaker(self, evaluation: ModelEvaluation) -> Bools:
         """The module without which constraints are broken by least, bool ``[1, S]``; none if none is broken or none of
         those that were measured helps.
         """
         prunable, excess = self._find_prunable(), self.constraints.compute_excess
-        left = np.full(prunable.shape, excess(measurement.baseline))
+        left = np.full(prunable.shape, excess(evaluation.metrics))
         before = left.max()
         for place, name in enumerate(self.networks.model.slots):
-            if name in measurement.ablated and prunable[0, place]:
-                left[0, place] = excess(measurement.ablated[name])
+            if name in evaluation.ablated and prunable[0, place]:
+                left[0, place] = excess(evaluation.ablated[name])
         return (left == left.min()) & (left < before)
 
     def _find_prunable(self) -> Bools:

@@ -20,8 +20,8 @@ from esper.engine.engine import GrowthEngine
 from esper.engine.recorder import DecisionRecorder, replace_unmeasured
 from esper.errors import ConfigError, RunError
 from esper.files import print_line, write_atomically
-from esper.grower.backend import ModelEvaluation
 from esper.grower.decision import Change, Decision, Ending
+from esper.grower.evaluation import ModelEvaluation
 from esper.growth.tried import format_signed
 from esper.lifecycle.rules import GATES, Reason
 from esper.lifecycle.table import OWNING, Stage
@@ -81,7 +81,7 @@ class PrintDecisions(GrowerCallback):
     def on_decision(self, grower: Grower, decision: Decision) -> None:
         """Print the decision, its losses and metric, and what each module contributes."""
         # decision 7: germinate mlp in layer2; loss 0.4123 (training 0.3987), accuracy 0.873; layer1 +0.012
-        train_loss = float(grower.engine.measured.training.loss[0])
+        train_loss = float(grower.engine.training.loss[0])
         loss = f"loss {decision.loss:.4g} (training {train_loss:.4g}){decision.measured}"
         contributions = ", ".join(f"{slot} {format_signed(value)}" for slot, value in decision.contributions.items())
         print_line("; ".join(filter(None, [f"decision {decision.number}: {decision.what}", loss, contributions])))
@@ -179,7 +179,7 @@ class RunRecorder(GrowerCallback):
             self._start_run(grower, store, number - 1)
 
         # The metric, which is known only once it is first measured, under its own name; and the score if it differs.
-        train_accuracy, metric = float(engine.measured.training.accuracy[0]), grower.backend.scores.metric_spec()
+        train_accuracy, metric = float(engine.training.accuracy[0]), grower.backend.scores.metric_spec()
         measured: dict[str, float] = {}
         if metric is not None:
             store.set_metadata(metric.metadata())
@@ -189,7 +189,7 @@ class RunRecorder(GrowerCallback):
             number,
             {
                 **{name: value for name, value in measured.items() if not math.isnan(value)},
-                "train_loss": float(engine.measured.training.loss[0]),
+                "train_loss": float(engine.training.loss[0]),
                 "validation_loss": decision.loss,
                 _ADDED: model.added_parameters,
                 **{f"contribution/{slot}": value for slot, value in decision.contributions.items()},
@@ -200,12 +200,10 @@ class RunRecorder(GrowerCallback):
         rollback, recorder, slots = decision.rollback, self._recorder, list(model.slots)
         if rollback is not None:
             before = engine.before_rollback
-            measurement = before.measurement if isinstance(before, ModelEvaluation) else None
+            metrics = before.metrics if isinstance(before, ModelEvaluation) else {}
             own = {
                 "loss_before": rollback.loss,
-                "metric_before": math.nan
-                if measurement is None
-                else grower.backend.scores.get_value(measurement.baseline),
+                "metric_before": grower.backend.scores.get_value(metrics) if metrics else math.nan,
                 "loss_after": rollback.loss_restored,
                 "metric_after": decision.value,
             }

@@ -364,9 +364,9 @@ def resolve_unfinished(
     }
     contributions: dict[str, float] = {}
     while (live := network.table.live).any():
-        evaluation, measurement = backend.measure_dependence(live)
+        evaluation = backend.measure_dependence(live)
         store_contributions(network.model, evaluation.accuracy_contribution)
-        constraint_broken = bool(backend.constraints.find_broken(measurement.baseline))
+        constraint_broken = bool(backend.constraints.find_broken(evaluation.metrics))
         prices = compute_prices(network, rent)
         # A module that could not be measured is worth nothing; what does too little for the loss goes first.
         worth = np.nan_to_num(evaluation.accuracy_contribution - prices - margin, nan=-math.inf)
@@ -376,7 +376,7 @@ def resolve_unfinished(
         # On a model that gives one answer to everything only a loss shows what a module is worth: a score is chance.
         lowers_loss = evaluation.loss_contribution > 0
         worth_keeping = (
-            above_thresholds & lowers_loss & (surplus >= 0) if measurement.constant_output else above_thresholds
+            above_thresholds & lowers_loss & (surplus >= 0) if evaluation.constant_output else above_thresholds
         )
         kept = live if not constraint_broken and (worth_keeping == live).all() else no_slots
         pruned = no_slots.copy()

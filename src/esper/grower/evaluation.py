@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Annotated, Any, NamedTuple, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -170,16 +170,15 @@ def read_criterion(evaluate: Evaluate) -> Criterion:
     return Criterion(evaluate, **fields)
 
 
-class ModelMeasurement(NamedTuple):
-    """Metrics of one model on validation data, and of its variants."""
+@dataclass(frozen=True)
+class ModelEvaluation(Evaluation):
+    """One model on validation data, with all its metrics; none of a model that has diverged, which is not measured."""
 
-    baseline: Metrics
+    metrics: Metrics = field(default_factory=Metrics)
     """Metrics of the model as it is."""
-    ablated: dict[str, Metrics]
+    ablated: dict[str, Metrics] = field(default_factory=dict[str, Metrics])
     """Metrics by slot: with its module switched off, or switched on where it does not count yet."""
-    due: Bools
-    """Slots that were to be measured, ``[1, S]``."""
-    constant_output: bool
+    constant_output: bool = False
     """Whether the model gave the same output for all examples; False where that was not checked."""
 
 
@@ -191,12 +190,13 @@ def measure_model(
     baseline: Metrics | None,
     due: Bools,
     forks: Mapping[str, SeedlessFork | None] = MappingProxyType({}),
-) -> ModelMeasurement:
+) -> tuple[Metrics, dict[str, Metrics], bool]:
     """Measure the model as it is, and with each module that is ``due``, bool ``[1, S]``, at another alpha.
 
     A module that counts is compared with its absence: in the model, or in its fork if ``forks`` has its slot; where
     that is None, it is not measured. A module that does not count yet is put in at full alpha, and compared with the
     model as it is. ``parse`` reads and checks what ``evaluate`` returns, and ``baseline`` are metrics that are known.
+    Returns ``metrics``, ``ablated`` and ``constant_output`` of a `ModelEvaluation`.
     """
     detector, ablated = ConstantOutputDetector(), dict[str, Metrics]()
     with keep_modes(model):
@@ -211,27 +211,43 @@ def measure_model(
                     ablated[slot.name] = parse(evaluate(model))
             elif (fork := forks[slot.name]) is not None:
                 ablated[slot.name] = fork.run(lambda: parse(evaluate(model)))
-    return ModelMeasurement(baseline, ablated, due, detector.is_constant)
+    return baseline, ablated, detector.is_constant
 
 
 def compute_contributions(
-    measurement: ModelMeasurement, model: GrowingModel, table: SeedTable, scores: Scores
-) -> Evaluation:
+    metrics: Metrics,
+    ablated: dict[str, Metrics],
+    constant_output: bool,
+    due: Bools,
+    slots: Iterable[str],
+    table: SeedTable,
+    scores: Scores,
+) -> ModelEvaluation:
     """The evaluation ``[1]`` of a measured model, with contributions ``[1, S]`` by score and by loss."""
     by_score, by_loss, score_error, loss_error = np.full((4, *table.stage.shape), np.nan)
-    baseline = measurement.baseline
-    scores.record_values([baseline, *measurement.ablated.values()])
-    for place, slot in enumerate(model.slots.values()):
-        if slot.name in measurement.ablated:
-            ablated, counts = measurement.ablated[slot.name], bool(table.blended[0, place])
-            by_score[0, place] = scores.compute_contribution(baseline, ablated, counts=counts)
+    scores.record_values([metrics, *ablated.values()])
+    for place, slot in enumerate(slots):
+        if slot in ablated:
+            variant, counts = ablated[slot], bool(table.blended[0, place])
+            by_score[0, place] = scores.compute_contribution(metrics, variant, counts=counts)
             # A module that does not count yet was switched on, not off.
-            by_loss[0, place] = (1.0 if counts else -1.0) * (ablated[LOSS] - baseline[LOSS])
-            score_error[0, place] = scores.compute_contribution_error(baseline, ablated, counts=counts)
-            loss_error[0, place] = compute_difference_error(baseline[LOSS], ablated[LOSS])
-    baseline_score = np.array([scores.compute_score(baseline)])
-    loss = np.array([float(baseline[LOSS])])
-    return Evaluation(loss, baseline_score, by_score, by_loss, score_error, loss_error, measurement.due)
+            by_loss[0, place] = (1.0 if counts else -1.0) * (variant[LOSS] - metrics[LOSS])
+            score_error[0, place] = scores.compute_contribution_error(metrics, variant, counts=counts)
+            loss_error[0, place] = compute_difference_error(metrics[LOSS], variant[LOSS])
+    progress = scores.compute_progress(metrics)
+    return ModelEvaluation(
+        loss=np.array([float(metrics[LOSS])]),
+        accuracy=np.array([scores.compute_score(metrics)]),
+        accuracy_contribution=by_score,
+        loss_contribution=by_loss,
+        accuracy_error=score_error,
+        loss_error=loss_error,
+        fresh=due,
+        progress=None if progress is None else np.array([progress]),
+        metrics=metrics,
+        ablated=ablated,
+        constant_output=constant_output,
+    )
 
 
 def store_contributions(model: GrowingModel, contributions: Floats) -> None:

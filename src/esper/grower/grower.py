@@ -19,7 +19,7 @@ from esper.control.rules import ActionBuilder
 from esper.engine.engine import GrowthEngine
 from esper.engine.governor import Intervention
 from esper.errors import CheckpointError, ConfigError, DivergedError
-from esper.grower.backend import GrowingNetwork, ModelBackend, ModelEvaluation, ModelSpec, ModelTraining
+from esper.grower.backend import GrowingNetwork, ModelBackend, ModelSpec, ModelTraining
 from esper.grower.callbacks import GrowerCallback, PrintDecisions, RunRecorder
 from esper.grower.config import (
     GrowerConfig,
@@ -41,7 +41,14 @@ from esper.grower.decision import (
     resolve_unfinished,
 )
 from esper.grower.distributed import Processes
-from esper.grower.evaluation import EVALUATE_ADVICE, Evaluate, Number, read_criterion, store_contributions
+from esper.grower.evaluation import (
+    EVALUATE_ADVICE,
+    Evaluate,
+    ModelEvaluation,
+    Number,
+    read_criterion,
+    store_contributions,
+)
 from esper.grower.governor import describe_rollback, require_rollbacks_left
 from esper.grower.refit import Counterfactual, require_loss
 from esper.grower.spending import Spending
@@ -232,12 +239,10 @@ class Grower:
                 backend.promise_recorder.set_recording(False)
 
             # Measure the model and the modules whose turn it is, and roll back training that blew up.
-            measurement, intervention = self.engine.assess(Deferred((), lambda: training), _EVERYONE)
-            evaluation = measurement.evaluation
+            evaluation, intervention = self.engine.assess(Deferred((), lambda: training), _EVERYONE)
             self._require_rollbacks_left(intervention)
             assert isinstance(evaluation, ModelEvaluation)
-            assert evaluation.measurement is not None
-            measured, current = evaluation.measurement, evaluation.measurement.baseline
+            current = evaluation.metrics
             train_loss = float(training.loss[0])
             rollback = describe_rollback(intervention, train_loss, slots)
             table = network.table
@@ -250,12 +255,12 @@ class Grower:
             self._share_spending()
 
             # Leave out operations for which there are no grounds, or which a broken constraint forbids.
-            broken, breaker = backend.constraints.find_broken(current), backend.find_constraint_breaker(measured)
+            broken, breaker = backend.constraints.find_broken(current), backend.find_constraint_breaker(evaluation)
             disallowed = backend.learning.find_disallowed_operations(
                 current,
                 train_loss,
                 usual=bool(intervention.usual[0]),
-                constant_output=measured.constant_output,
+                constant_output=evaluation.constant_output,
                 idle=backend.gradients.idle,
             )
             if broken:
@@ -425,7 +430,7 @@ class Grower:
             # What was kept before may not have been measured at the last decision.
             stale = (network.table.stage == Stage.FOSSILIZED) & (network.measurements.contribution_age > 0)
             if stale.any():
-                evaluation, _ = backend.measure_dependence(stale)
+                evaluation = backend.measure_dependence(stale)
                 store_contributions(self.model, evaluation.accuracy_contribution)
             self.trials.settle(ending.changes, self.decisions, "finish")
             self.model.tried = tuple(self.trials.modules)

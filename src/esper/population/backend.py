@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from esper.engine.governor import skill
-from esper.engine.measurements import CommittedEvaluation, Evaluation, Measurement, TrainingReport
+from esper.engine.measurements import CommittedEvaluation, Evaluation, TrainingReport
 from esper.growth.promise import Promises
 from esper.lifecycle.table import Stage
 from esper.lifecycle.transitions import Transitions, clear_changed_measurements, remove_seeds
@@ -161,7 +161,7 @@ class PopulationBackend:
 
     def start_measurement(
         self, training: Deferred[TrainingReport], due: Bools, *, check_finite: bool
-    ) -> Deferred[Measurement]:
+    ) -> Deferred[tuple[TrainingReport, Evaluation]]:
         """Start to measure all networks; the CPU waits only once, for training, evaluation and check together."""
         evaluation = start_evaluation(self.networks, self.validation, due)
         finite = Deferred((), lambda: np.ones(self.size, np.bool_))
@@ -174,7 +174,9 @@ class PopulationBackend:
 
         return Deferred(measured.tensors, lambda *arrays: self._make_measurement(*measured.convert(*arrays)))
 
-    def _make_measurement(self, results: tuple[TrainingReport, Evaluation], finite: Bools) -> Measurement:
+    def _make_measurement(
+        self, results: tuple[TrainingReport, Evaluation], finite: Bools
+    ) -> tuple[TrainingReport, Evaluation]:
         training, evaluation = results
         gradients = np.isfinite(training.host_gradient) & np.isfinite(training.seed_gradient).all(axis=1)
         losses = np.isfinite(training.loss) & np.isfinite(evaluation.loss)
@@ -182,7 +184,7 @@ class PopulationBackend:
         skills = skill(evaluation.accuracy, self._suite.classes)[:, None]
         if self._suite.objective == "loss":  # training has no score
             training = replace(training, accuracy=np.full(self.size, np.nan))
-        return Measurement(training, self._score(evaluation), skills, losses & gradients & finite)
+        return training, replace(self._score(evaluation), skill=skills, finite=losses & gradients & finite)
 
     def evaluate(self, due: Bools) -> Evaluation:
         """Measure all networks, and the modules in the slots ``due``, bool ``[E, S]``."""

@@ -200,8 +200,7 @@ class Episodes:
         # Then hosts and modules learn, all networks are measured, and those that diverged are rolled back.
         batches = self._stream.draw_batches(first_batch, self.suite.batches_per_step)
         training = start_training(self.population, batches, frozen=~running)
-        measurement, intervention = self.engine.assess(training, running)
-        evaluation = measurement.evaluation
+        evaluation, intervention = self.engine.assess(training, running)
 
         # Episodes end at their horizon, on a plateau, or after one rollback too many. They are scored by what they
         # commit.
@@ -222,7 +221,7 @@ class Episodes:
             finished=self.finished,
             running=running,
             transitions=concatenate_transitions([decision.transitions, intervention.transitions]),
-            training=measurement.training,
+            training=self.engine.training,
             evaluation=evaluation,
             potential=self.potential,
             intervention=intervention,
