@@ -21,8 +21,8 @@ from torch import nn
 from esper.errors import TaskError
 from esper.numerics.arrays import Floats, Ints
 from esper.tasks.instance import PARTS, Data, Instance, Part
-from esper.tasks.registry import find_by_name, register
-from esper.tasks.suite import OptimizerSettings, Suite, draw_log_uniform
+from esper.tasks.registry import register
+from esper.tasks.suite import OptimizerSettings, Suite, draw_log_uniform, find_by_name
 
 CLASSES = 4
 RENTS = (0.02, 0.05, 0.1)

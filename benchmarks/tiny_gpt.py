@@ -16,7 +16,7 @@ from zoo.data import WINDOW, Labelled, Splits, Windows, load
 from zoo.hosts import TransformerBlock
 
 import esper
-from esper.tasks.language_problems import read_text
+from esper.tasks.language_suite import read_text
 
 WIDTH, HEADS, BATCH, WEIGHT_DECAY = 16, 2, 16, 0.1
 BLUEPRINTS = ["block_copy", "block_zero"]

@@ -13,8 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from esper.cli import main
-from esper.lab.figures.drawing import export_exhibits
-from esper.lab.figures.exhibit import Figure, group_rows
+from esper.lab.drawing import export_exhibits
+from esper.lab.exhibit import Figure, group_rows
 from esper.lab.report import report_grown
 from esper.runs.run_directory import RunDirectory
 

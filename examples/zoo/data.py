@@ -26,7 +26,7 @@ from esper.errors import TaskError
 from esper.tasks import image_files
 from esper.tasks.datasets import digits, mnist1d
 from esper.tasks.image_files import cache_folder, find_fashion_mnist, locate_cifar10, read_cifar10, read_fashion_mnist
-from esper.tasks.language_problems import read_text
+from esper.tasks.language_suite import read_text
 
 TASKS = {
     "digits": ("conv", "mlp", "resnet", "vit"),

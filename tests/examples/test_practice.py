@@ -24,8 +24,8 @@ from esper.dash.pages import describe_model
 from esper.errors import EsperError
 from esper.growth.site import Layout
 from esper.growth.summary import SlotState, SlotSummary
-from esper.lab.figures.exhibit import run_queries
-from esper.lab.figures.grown import grown_exhibits
+from esper.lab.exhibit import run_queries
+from esper.lab.grown_figures import grown_exhibits
 from esper.runs.reader import RunReader
 from esper.runs.run_directory import RunDirectory
 

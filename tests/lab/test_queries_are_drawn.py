@@ -23,10 +23,10 @@ from matplotlib.figure import Figure as Canvas
 from esper.dash.formats import difference, measure, signed_percent
 from esper.dash.pages import describe_learning
 from esper.dash.progress import moving_average
-from esper.lab.figures.drawing import STAGE_STYLES, draw_svg
-from esper.lab.figures.exhibit import Figure, Query, run_queries
-from esper.lab.figures.grown import MOMENTS, grown_exhibits
-from esper.lab.figures.policies import LEARNING, health_figure
+from esper.lab.drawing import STAGE_STYLES, draw_svg
+from esper.lab.exhibit import Figure, Query, run_queries
+from esper.lab.grown_figures import MOMENTS, grown_exhibits
+from esper.lab.policy_figures import LEARNING, health_figure
 from esper.lab.report import report_on
 from esper.lifecycle.table import Stage
 from esper.runs.reader import RunReader

@@ -10,8 +10,7 @@ from esper.errors import TaskError
 from esper.population.execution import can_merge
 from esper.tasks import image_files, registry
 from esper.tasks.image_files import CIFAR_FILES, CIFAR_TEST, FASHION_FILES
-from esper.tasks.image_problems import draw_labels
-from esper.tasks.image_suite import FULL, STAGES, ImageHost
+from esper.tasks.image_suite import FULL, STAGES, ImageHost, draw_labels
 from esper.tasks.instance import PARTS, Instance, Part
 from esper.tasks.registry import get_suite, suite_names
 from esper.tasks.suite import Suite
@@ -108,8 +107,8 @@ def test_the_mean_colour_shows_the_hue_and_no_texture() -> None:
 
 
 def test_no_handwritten_digit_is_in_two_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("esper.tasks.image_problems.draw_background", lambda count, *_: np.zeros((count, 3, 32, 32)))
-    monkeypatch.setattr("esper.tasks.image_problems.draw_colours", lambda count, _: np.zeros((count, 3)))
+    monkeypatch.setattr("esper.tasks.image_suite.draw_background", lambda count, *_: np.zeros((count, 3, 32, 32)))
+    monkeypatch.setattr("esper.tasks.image_suite.draw_colours", lambda count, _: np.zeros((count, 3)))
     instance = instance_of("glyph", "3_stages")
     shown: list[set[bytes]] = []
     for part in ("train", "validation", "test"):

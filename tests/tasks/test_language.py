@@ -11,12 +11,16 @@ import torch
 import esper
 from esper.errors import TaskError
 from esper.tasks.instance import PARTS, Instance
-from esper.tasks.language_problems import (
+from esper.tasks.language_suite import (
     ALPHABET,
     FAVOURED,
+    FULL,
     LENGTH,
+    POSITIONS,
     SYMBOLS,
+    Block,
     Sampler,
+    Shape,
     TextName,
     list_windows,
     read_text,
@@ -29,7 +33,6 @@ from esper.tasks.language_problems import (
     sample_text,
     sample_topics,
 )
-from esper.tasks.language_suite import FULL, POSITIONS, Block, Shape
 from esper.tasks.registry import get_suite
 
 SUITE = get_suite("language")
@@ -209,7 +212,7 @@ def test_parts_of_a_text_are_from_stretches_of_their_own() -> None:
 
 
 def test_a_python_without_sources_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
-    monkeypatch.setattr("esper.tasks.language_problems.asyncio.__file__", f"{tmp_path}/asyncio/__init__.pyc")
+    monkeypatch.setattr("esper.tasks.language_suite.asyncio.__file__", f"{tmp_path}/asyncio/__init__.pyc")
     with pytest.raises(TaskError, match="no sources in .*install"):
         read_text("sources")
 

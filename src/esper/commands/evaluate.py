@@ -17,9 +17,9 @@ from esper.dash.output import console_beside, print_json, print_line, report_pro
 from esper.errors import ConfigError, RunError, plural
 from esper.files import lock_folder
 from esper.lab.analysis import compare_splits
+from esper.lab.drawing import export_exhibits
 from esper.lab.evaluate import HELDOUT_INSTANCES, TRANSFER_INSTANCES, evaluate_by_name, evaluate_run
-from esper.lab.figures.drawing import export_exhibits
-from esper.lab.figures.exhibit import Exhibit, Figure, Table
+from esper.lab.exhibit import Exhibit, Figure, Table
 from esper.lab.report import report_on, write_report
 from esper.lab.standings import (
     assess_learning,

@@ -19,7 +19,7 @@ from esper.control.rules import SHUFFLED, Replay, shuffle_actions
 from esper.errors import ConfigError, RunError, plural
 from esper.files import lock_folder, write_atomically
 from esper.lab.analysis import Claim, Comparison, compare_controllers, mean_interval
-from esper.lab.figures.exhibit import Row, read_numbers
+from esper.lab.exhibit import Row, read_numbers
 from esper.lifecycle.actions import Head, Op
 from esper.lifecycle.rules import Rules
 from esper.lifecycle.table import Stage

@@ -21,12 +21,12 @@ from esper.dash.formats import difference, duration, join_words, measure, percen
 from esper.errors import ConfigError, RunError, plural
 from esper.files import lock_folder, read_bounded, write_atomically
 from esper.lab.analysis import Comparison, compare_splits
+from esper.lab.drawing import draw_svg
 from esper.lab.evaluate import Behaviour, read_behaviour, read_over_seeds
+from esper.lab.exhibit import Exhibit, Figure, Row, Table, group_rows, read_numbers, run_queries
 from esper.lab.experiment import read_experiment
-from esper.lab.figures.drawing import draw_svg
-from esper.lab.figures.exhibit import Exhibit, Figure, Row, Table, group_rows, read_numbers, run_queries
-from esper.lab.figures.grown import ADDED, compare_with_bare, grown_exhibits
-from esper.lab.figures.policies import (
+from esper.lab.grown_figures import ADDED, compare_with_bare, grown_exhibits
+from esper.lab.policy_figures import (
     BLUEPRINTS,
     LEARNING,
     PROBE_INTERACTIONS,

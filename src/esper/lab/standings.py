@@ -15,7 +15,7 @@ from esper.dash.formats import EN_DASH, count, join_words, mega, p_value, percen
 from esper.dash.output import print_line
 from esper.errors import plural
 from esper.lab.analysis import FEWEST_SEEDS, Claim, Comparison, Verdict
-from esper.lab.figures.exhibit import Column, Row, Value
+from esper.lab.exhibit import Column, Row, Value
 from esper.tasks.suite import Split
 from esper.train.results import ArmRecord, Bounds, ComparisonRecord, EvaluationRecord
 

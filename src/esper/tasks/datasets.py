@@ -22,8 +22,7 @@ from esper.numerics.arrays import Float32s, Floats, Ints
 from esper.numerics.modules import Conv1d, Linear, Stackable
 from esper.numerics.random_streams import child_generator
 from esper.tasks.instance import PARTS, Data, Instance, LabelledArrays, Part, Scale, add_label_noise, standardise
-from esper.tasks.registry import find_by_name
-from esper.tasks.suite import OptimizerSettings, Source, Suite, draw_log_uniform
+from esper.tasks.suite import OptimizerSettings, Source, Suite, draw_log_uniform, find_by_name
 
 CLASSES = 10
 """Number of classes in each data set."""

@@ -20,8 +20,8 @@ from esper.numerics.modules import Conv1d, Linear, Stackable, TokenLinear, initi
 from esper.numerics.random_streams import child_generator
 from esper.tasks.generated_problems import PROBLEMS, Draw, Shape
 from esper.tasks.instance import PARTS, Data, Instance, LabelledArrays, Part, Scale, add_label_noise, standardise
-from esper.tasks.registry import GENERATED, SHORTEST, find_by_name
-from esper.tasks.suite import OptimizerSettings, Suite, draw_log_uniform
+from esper.tasks.registry import GENERATED, SHORTEST
+from esper.tasks.suite import OptimizerSettings, Suite, draw_log_uniform, find_by_name
 
 ACTIVATIONS: Mapping[str, Callable[[], nn.Module]] = {
     "relu": nn.ReLU,

@@ -31,11 +31,9 @@ from numpy.typing import NDArray
 from esper.errors import TaskError
 from esper.numerics.arrays import Ints
 from esper.tasks.datasets import CLASSES, DatasetSuite, make_read_only
-from esper.tasks.image_problems import SIDE
-from esper.tasks.image_suite import FIVE, FULL, LEARNING_RATES, STAGES, ImageHost, ImageSuite
+from esper.tasks.image_suite import FIVE, FULL, SIDE, STAGES, ImageHost, ImageSuite
 from esper.tasks.instance import Instance, LabelledArrays
-from esper.tasks.registry import find_by_name
-from esper.tasks.suite import Source
+from esper.tasks.suite import Source, find_by_name
 
 Bytes = NDArray[np.uint8]
 
@@ -185,7 +183,7 @@ class PhotoSuite(DatasetSuite):
     validation_size = ImageSuite.validation_size
     test_size = ImageSuite.test_size
     optimizer = ImageSuite.optimizer
-    learning_rates = LEARNING_RATES
+    learning_rates = ImageSuite.learning_rates
     train_sizes = (512, 1024, 2048)
     scarce_train_size = 256
     host_widths = (FULL,)

@@ -17,16 +17,7 @@ _LONGEST_NUMBER = 9
 """Largest number of digits in the number of a generated suite."""
 _COUNTS = ("classes", "steps", "batches_per_step", "batch_size", "validation_size", "test_size")
 """Attributes of suites that must be integers of at least 1."""
-Value = TypeVar("Value")
 _Kind = TypeVar("_Kind", bound=Suite)
-
-
-def find_by_name(kind: str, name: str, table: Mapping[str, Value]) -> Value:
-    """``table[name]``; raises TaskError with close matches, or with all choices if nothing is close."""
-    if name in table:
-        return table[name]
-    hint = did_you_mean(name, table) or f"; choose from {', '.join(table)}"
-    raise TaskError(f"no {kind} is called {name!r}{hint}")
 
 
 # Built-in suites are stored as import paths, so that their libraries are imported only when a suite is used.

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from pydantic import Field
 from torch import nn
 
 from esper.config.settings import Settings
-from esper.errors import TaskError
+from esper.errors import TaskError, did_you_mean
 from esper.numerics.flops import count_flops
 from esper.tasks.instance import Data, Instance, Part
 
@@ -35,6 +36,7 @@ class Source:
 
 
 COMPUTED = Source("computed from its recipe")
+Value = TypeVar("Value")
 
 Objective = Literal["accuracy", "loss"]
 """What growth is scored by on a suite: accuracy or, for instance where accuracy is meaningless, the loss."""
@@ -186,3 +188,62 @@ def _shuffle_names(names: tuple[str, ...], generator: np.random.Generator) -> li
 def draw_log_uniform(low: float, high: float, rng: np.random.Generator) -> float:
     """Draw a log-uniform number between ``low`` and ``high``."""
     return math.exp(rng.uniform(math.log(low), math.log(high)))
+
+
+def find_by_name(kind: str, name: str, table: Mapping[str, Value]) -> Value:
+    """``table[name]``; raises TaskError with close matches, or with all choices if nothing is close."""
+    if name in table:
+        return table[name]
+    hint = did_you_mean(name, table) or f"; choose from {', '.join(table)}"
+    raise TaskError(f"no {kind} is called {name!r}{hint}")
+
+
+class VariantSuite(Suite):
+    """A suite whose families are tables of hidden variants, each a problem with a host."""
+
+    kind: str
+    """The word for a family in error messages, such as ``token family``."""
+    table: Mapping[str, Mapping[str, Any]]
+    """Variants by family and name, also of the transfer families.
+
+    Each has the host's ``widths``, ``train_sizes`` to draw from, ``label_noise``, a ``sampler`` of examples, and the
+    one that replaces it at the drift step, ``after_drift``, or None.
+    """
+    rent: float
+    learning_rates: tuple[float, float]
+    """Bounds of the learning rates, which are drawn log-uniformly."""
+    drift_steps: range
+    """Decision steps at which data may drift."""
+
+    @classmethod
+    def find_variant(cls, family: str, variant: str) -> Any:
+        """A family's variant; raises TaskError for unknown names."""
+        variants = find_by_name(cls.kind, family, cls.table)
+        return find_by_name(f"variant of {cls.kind} '{family}'", variant, variants)
+
+    @classmethod
+    def find_sampler(cls, instance: Instance, phase: int) -> Any:
+        """The sampler of an instance before its drift (phase 0) or after it (phase 1)."""
+        variant = cls.find_variant(instance.family, instance.variant)
+        sampler = {0: variant.sampler, 1: variant.after_drift}.get(phase)
+        if sampler is None:
+            raise TaskError(f"instance {instance.name} has no phase {phase}: only instances that drift have a phase 1")
+        return sampler
+
+    def variants(self, family: str) -> tuple[str, ...]:
+        return tuple(find_by_name(self.kind, family, self.table))
+
+    def draw(self, family: str, variant: str, seed: int, rng: np.random.Generator) -> Instance:
+        hidden = self.find_variant(family, variant)
+        return Instance(
+            suite=self.name,
+            family=family,
+            variant=variant,
+            seed=seed,
+            widths=hidden.widths,
+            learning_rate=draw_log_uniform(*self.learning_rates, rng),
+            train_size=int(rng.choice(hidden.train_sizes)),
+            rent=self.rent,
+            label_noise=hidden.label_noise,
+            drift_step=int(rng.choice(self.drift_steps)) if hidden.after_drift else None,
+        )

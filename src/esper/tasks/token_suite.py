@@ -17,8 +17,7 @@ from esper.numerics.arrays import Float32s, Ints
 from esper.numerics.modules import Linear, Stackable, TokenLinear
 from esper.numerics.random_streams import child_generator
 from esper.tasks.instance import PARTS, Data, Instance, LabelledArrays, Part, Scale, add_label_noise, standardise
-from esper.tasks.suite import OptimizerSettings
-from esper.tasks.variants import Families, VariantSuite
+from esper.tasks.suite import OptimizerSettings, VariantSuite
 
 TOKENS, FEATURES, CLASSES = 8, 5, 4
 
@@ -340,11 +339,6 @@ TRANSFER: Mapping[str, Family] = {
 
 # The suite
 
-RENT = 0.08
-LEARNING_RATES = (0.007, 0.015)
-DRIFT_STEPS = range(9, 15)
-
-FAMILIES = Families("token family", {**TRAINING, **TRANSFER}, RENT, LEARNING_RATES, DRIFT_STEPS)
 _DIRECTIONS_STREAM = len(PARTS)
 _CACHED_PARTS = 128
 
@@ -363,12 +357,16 @@ class TokenSuite(VariantSuite):
     validation_size = 128
     test_size = 512
     optimizer = OptimizerSettings(name="adamw", betas=(0.9, 0.98), weight_decay=0.0)
-    table = FAMILIES
+    kind = "token family"
+    table = {**TRAINING, **TRANSFER}
+    rent = 0.08
+    learning_rates = (0.007, 0.015)
+    drift_steps = range(9, 15)
     families = tuple(TRAINING)
     transfer_families = tuple(TRANSFER)
 
     def draw(self, family: str, variant: str, seed: int, rng: np.random.Generator) -> Instance:
-        linear = FAMILIES.find(family, variant).linear
+        linear = self.find_variant(family, variant).linear
         return replace(super().draw(family, variant, seed, rng), linear=linear)
 
     def template(self) -> TokenHost:
@@ -398,7 +396,7 @@ def _sample_training_part(instance: Instance, phase: int) -> LabelledArrays:
 
 
 def _sample_part(instance: Instance, part: Part, phase: int, count: int) -> LabelledArrays:
-    sampler: Sampler = FAMILIES.find_sampler(instance, phase)
+    sampler: Sampler = TokenSuite.find_sampler(instance, phase)
     rng = child_generator(instance.seed, phase, PARTS.index(part))
     # Directions are the same for every part of a phase; examples have a random stream per part.
     directions = draw_directions(child_generator(instance.seed, phase, _DIRECTIONS_STREAM))

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esper.lab.figures.drawing import _open_canvas, draw_svg, spread_apart
-from esper.lab.figures.exhibit import Row
-from esper.lab.figures.grown import grown_exhibits
-from esper.lab.figures.policies import LEARNING, health_figure
+from esper.lab.drawing import _open_canvas, draw_svg, spread_apart
+from esper.lab.exhibit import Row
+from esper.lab.grown_figures import grown_exhibits
+from esper.lab.policy_figures import LEARNING, health_figure
 
 STAGES = next(figure for figure in grown_exhibits({}) if figure.name == "stages")
 HOSTILE = [

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from esper.lab.figures.drawing import export_exhibits
-from esper.lab.figures.exhibit import Exhibit, Figure, run_queries
-from esper.lab.figures.grown import grown_exhibits
-from esper.lab.figures.policies import BLUEPRINTS, LEARNING, PROBE_INTERACTIONS, health_figure
+from esper.lab.drawing import export_exhibits
+from esper.lab.exhibit import Exhibit, Figure, run_queries
+from esper.lab.grown_figures import grown_exhibits
+from esper.lab.policy_figures import BLUEPRINTS, LEARNING, PROBE_INTERACTIONS, health_figure
 from esper.runs.events import LifecycleTransition, StepTaken
 from esper.runs.reader import RunReader
 from esper.runs.run_directory import RunDirectory

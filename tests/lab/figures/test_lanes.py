@@ -5,8 +5,8 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from esper.lab.figures.drawing import STAGE_STYLES, WIDTHS, Span, explain_stages, find_spans
-from esper.lab.figures.exhibit import Row
+from esper.lab.drawing import STAGE_STYLES, WIDTHS, Span, explain_stages, find_spans
+from esper.lab.exhibit import Row
 from esper.lifecycle.table import Stage
 
 TRIED_AND_PRUNED = [

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from esper.lab.analysis import Comparison, Verdict
-from esper.lab.figures.drawing import COLOURS, INK
+from esper.lab.drawing import COLOURS, INK
 from esper.lab.report import report_configurations
 from esper.lab.standings import ARM_MEANINGS
 from esper.runs.metric import SCORE_MEANING

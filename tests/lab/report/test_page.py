@@ -11,7 +11,7 @@ from esper.config.loading import dump_settings
 from esper.dash.formats import MINUS
 from esper.errors import RunError
 from esper.lab.evaluate import Behaviour, EpisodeTimeline, Plant, Usage, write_behaviour
-from esper.lab.figures.exhibit import Column, Figure, Files, Table
+from esper.lab.exhibit import Column, Figure, Files, Table
 from esper.lab.report import Report, Section, report_on, write_report
 from esper.runs.events import LifecycleTransition, PPOUpdated, RolledBack, RunStarted
 from esper.runs.metric import J_MEANING, SCORE_MEANING

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from esper.dash.formats import measure
 from esper.errors import ConfigError, RunError
-from esper.lab.figures.exhibit import group_rows
+from esper.lab.exhibit import group_rows
 from esper.lab.report import report_on
 from esper.runs.events import LifecycleTransition, RunStarted
 from esper.runs.reader import RunReader

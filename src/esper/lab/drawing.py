@@ -25,7 +25,7 @@ from matplotlib.figure import Figure as Canvas
 from esper.dash.formats import score
 from esper.errors import RunError
 from esper.files import write_atomically
-from esper.lab.figures.exhibit import Exhibit, Figure, Row, Value, group_rows, read_numbers
+from esper.lab.exhibit import Exhibit, Figure, Row, Value, group_rows, read_numbers
 from esper.lifecycle.table import COOLDOWN, Stage
 
 BLUE, VERMILION, GREEN, ORANGE = "#0072b2", "#d55e00", "#009e73", "#e69f00"

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.patches import Patch, Rectangle
 
 from esper.dash.formats import MINUS, count, difference, measure, percent, signed_percent
-from esper.lab.figures.drawing import (
+from esper.lab.drawing import (
     BLUE,
     COLOURS,
     DASHED,
@@ -33,7 +33,7 @@ from esper.lab.figures.drawing import (
     name_rows,
     set_integer_axis,
 )
-from esper.lab.figures.exhibit import (
+from esper.lab.exhibit import (
     Column,
     Exhibit,
     Figure,

@@ -19,9 +19,7 @@ from esper.dash.formats import MEGA, count, percent, score, signed_score
 from esper.dash.progress import SMOOTHING
 from esper.errors import plural
 from esper.lab.analysis import Comparison
-from esper.lab.evaluate import Behaviour, EpisodeTimeline, summarise_blueprints, summarise_pairs
-from esper.lab.experiment import ARMS
-from esper.lab.figures.drawing import (
+from esper.lab.drawing import (
     BLUE,
     COLOURS,
     DASHED,
@@ -37,7 +35,8 @@ from esper.lab.figures.drawing import (
     name_rows,
     set_integer_axis,
 )
-from esper.lab.figures.exhibit import (
+from esper.lab.evaluate import Behaviour, EpisodeTimeline, summarise_blueprints, summarise_pairs
+from esper.lab.exhibit import (
     Column,
     Exhibit,
     Figure,
@@ -50,6 +49,7 @@ from esper.lab.figures.exhibit import (
     read_numbers,
     run_queries,
 )
+from esper.lab.experiment import ARMS
 from esper.lab.standings import describe_basis, name_instances, standings_columns, standings_rows
 from esper.lifecycle.table import Stage
 from esper.rl.ppo import KL_STOP

@@ -1,1 +1,0 @@
-"""Figures and tables of reports and papers, each with the query or the files that its numbers come from."""
