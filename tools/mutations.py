@@ -522,8 +522,8 @@ MUTATIONS = (
     Mutation(
         "a fitted promise is measured by the examples that it was fitted to",
         "growth/promise.py",
-        "_apply_step(halves[0], second)",
-        "_apply_step(halves[0], first)",
+        "((gradients, gradients), (first, second), (second, first))",
+        "((gradients, gradients), (first, first), (second, second))",
         rooms="growth population",
     ),
     Mutation(

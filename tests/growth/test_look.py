@@ -15,7 +15,7 @@ import esper
 from esper.errors import LookError
 from esper.growth.look import Look
 from esper.growth.model import GrowingModel
-from esper.growth.promise import compute_held_out_promise, compute_promise
+from esper.growth.promise import compute_promise
 from esper.numerics.random_streams import module_generator
 from factories import EXAMPLES, HOSTS, RESNET, Host, classes, every_host, outputs
 
@@ -50,8 +50,8 @@ def test_it_promises_what_planted_seeds_ask_for(host: Host) -> None:
     }
     for row in looked.rows:
         grams = torch.stack([planted_grams(host, row.slot, row.blueprint, draw) for draw in range(2)])
-        assert row.promise == pytest.approx(float(compute_promise(grams).mean()), abs=1e-3)
-        assert row.promise_held_out == pytest.approx(float(compute_held_out_promise(grams).mean()), abs=1e-3)
+        assert row.promise == pytest.approx(float(compute_promise(grams).fitted.mean()), abs=1e-3)
+        assert row.promise_held_out == pytest.approx(float(compute_promise(grams).held_out.mean()), abs=1e-3)
     assert [row.promise for row in looked.rows] == sorted((row.promise for row in looked.rows), reverse=True)
     assert looked.slots == host.slots
 
@@ -260,7 +260,7 @@ def test_a_layer_under_a_seed_is_asked_through_the_seed_too() -> None:
         rows.append(torch.cat([each.flatten() for each in gradients]).double())
     assert taken[0].layer == "0"
     gram = torch.stack(rows) @ torch.stack(rows).mT
-    assert taken[0].promise == pytest.approx(float(compute_promise(gram)), abs=1e-3)
+    assert taken[0].promise == pytest.approx(float(compute_promise(gram).fitted), abs=1e-3)
 
 
 # What is shown.

@@ -12,7 +12,6 @@ from esper.growth.promise import (
     RIDGE,
     GradientBatch,
     compute_gram_matrix,
-    compute_held_out_promise,
     compute_promise,
     compute_promise_from_gradients,
 )
@@ -112,21 +111,21 @@ def from_rows(rows: Tensor) -> Tensor:
 @pytest.mark.parametrize("scale", [1.0, 1e-3, 1e4])
 def test_examples_that_agree_are_granted_all_but_the_ridge(scale: float) -> None:
     gram = from_rows(scale * torch.ones(20, 3, dtype=torch.float64))
-    assert compute_promise(gram).item() == pytest.approx(20 / (20 + RIDGE))
-    assert compute_held_out_promise(gram).tolist() == pytest.approx([10 / (10 + RIDGE)] * 2)
+    assert compute_promise(gram).fitted.item() == pytest.approx(20 / (20 + RIDGE))
+    assert compute_promise(gram).held_out.tolist() == pytest.approx([10 / (10 + RIDGE)] * 2)
 
 
 def test_examples_that_contradict_each_other_are_granted_nothing() -> None:
     rows = draw(10, 4)
     gram = from_rows(torch.stack([rows, -rows], 1).flatten(0, 1))  # in pairs, so that each half contradicts itself
-    assert compute_promise(gram).item() == pytest.approx(0, abs=1e-12)
-    assert compute_held_out_promise(gram).tolist() == pytest.approx([0, 0], abs=1e-12)
+    assert compute_promise(gram).fitted.item() == pytest.approx(0, abs=1e-12)
+    assert compute_promise(gram).held_out.tolist() == pytest.approx([0, 0], abs=1e-12)
 
 
 def test_examples_with_nothing_in_common_are_granted_only_what_is_fitted() -> None:
     gram = 3.0 * torch.eye(20, dtype=torch.float64)
-    assert compute_promise(gram).item() == pytest.approx(1 / (1 + RIDGE))
-    assert compute_held_out_promise(gram).tolist() == [0, 0]
+    assert compute_promise(gram).fitted.item() == pytest.approx(1 / (1 + RIDGE))
+    assert compute_promise(gram).held_out.tolist() == [0, 0]
 
 
 def test_promise_is_the_natural_gradient_s_squared_length() -> None:
@@ -136,7 +135,7 @@ def test_promise_is_the_natural_gradient_s_squared_length() -> None:
     ridge = RIDGE * rows.square().sum(1).mean() / 30
     expected = mean @ torch.linalg.solve(fisher + ridge * torch.eye(7, dtype=rows.dtype), mean)
     for scale in (1.0, 1e-3, 1e3):
-        torch.testing.assert_close(compute_promise(from_rows(scale * rows.roll(7, 0))), expected)
+        torch.testing.assert_close(compute_promise(from_rows(scale * rows.roll(7, 0))).fitted, expected)
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-3, 1e3])
@@ -145,7 +144,7 @@ def test_held_out_promise_is_what_a_fitted_step_does_to_others(scale: float) -> 
     rows = draw(21, 7) + 0.3
     shuffled = scale * torch.cat([rows[:10].flip(0), rows[10:].roll(3, 0)])
     for (judged, fitted), computed in zip(
-        ((rows[:10], rows[10:]), (rows[10:], rows[:10])), compute_held_out_promise(from_rows(shuffled)), strict=True
+        ((rows[:10], rows[10:]), (rows[10:], rows[:10])), compute_promise(from_rows(shuffled)).held_out, strict=True
     ):
         ridge = RIDGE * fitted.square().sum(1).mean()
         step = fitted.mT @ torch.linalg.solve(
@@ -157,28 +156,28 @@ def test_held_out_promise_is_what_a_fitted_step_does_to_others(scale: float) -> 
 def test_noise_promises_nothing_to_others() -> None:
     """Over 200 draws the held-out mean is zero within three standard errors; what is fitted is not."""
     grams = torch.stack([from_rows(draw(40, 60, seed=seed)) for seed in range(200)])
-    computed = compute_held_out_promise(grams).mean(-1)
+    computed = compute_promise(grams).held_out.mean(-1)
     assert abs(computed.mean()) < 3 * computed.std() / math.sqrt(200)
-    assert compute_promise(grams).mean() > 0.5
+    assert compute_promise(grams).fitted.mean() > 0.5
 
 
 def test_many_networks_at_once() -> None:
     grams = torch.stack([from_rows(draw(10, 4, seed=seed)) for seed in range(6)]).view(2, 3, 10, 10)
-    together, apart = compute_promise(grams), compute_held_out_promise(grams)
+    together, apart = compute_promise(grams).fitted, compute_promise(grams).held_out
     assert together.shape == (2, 3)
     assert apart.shape == (2, 3, 2)
     for row in range(2):
         for column in range(3):
-            torch.testing.assert_close(together[row, column], compute_promise(grams[row, column]))
-            torch.testing.assert_close(apart[row, column], compute_held_out_promise(grams[row, column]))
+            torch.testing.assert_close(together[row, column], compute_promise(grams[row, column]).fitted)
+            torch.testing.assert_close(apart[row, column], compute_promise(grams[row, column]).held_out)
 
 
 def test_one_diverged_network_does_not_touch_others() -> None:
     grams = torch.stack([from_rows(draw(10, 4)), torch.full((10, 10), math.nan), torch.zeros(10, 10)]).double()
-    torch.testing.assert_close(compute_promise(grams)[0], compute_promise(grams[0]))
-    assert compute_promise(grams)[1].isnan()
-    assert compute_promise(grams)[2] == 0
-    assert compute_held_out_promise(grams)[2].tolist() == [0, 0]
+    torch.testing.assert_close(compute_promise(grams).fitted[0], compute_promise(grams[0]).fitted)
+    assert compute_promise(grams).fitted[1].isnan()
+    assert compute_promise(grams).fitted[2] == 0
+    assert compute_promise(grams).held_out[2].tolist() == [0, 0]
 
 
 @pytest.mark.parametrize(
@@ -190,8 +189,8 @@ def test_it_is_the_same_from_the_gradients_themselves_in_either_space(examples: 
     rows = draw(3, examples, parameters, seed=8).double() + 0.3
     rows[1] = 0
     gram, computed = rows @ rows.mT, compute_promise_from_gradients(rows)
-    torch.testing.assert_close(computed.fitted, compute_promise(gram))
-    torch.testing.assert_close(computed.held_out, compute_held_out_promise(gram))
+    torch.testing.assert_close(computed.fitted, compute_promise(gram).fitted)
+    torch.testing.assert_close(computed.held_out, compute_promise(gram).held_out)
     assert computed.held_out[0, 0] != computed.held_out[0, 1]
     for bad in (math.nan, math.inf):
         rows[2, 0, 0] = bad

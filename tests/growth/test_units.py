@@ -185,8 +185,8 @@ def test_a_file_that_names_the_layers_alone_is_refused(tmp_path: Path) -> None:
     esper.save(attached(CASES["linear"]), tmp_path)
     file = tmp_path / "model.json"
     saved = json.loads(file.read_text())
-    assert saved["slots"][0]["makers"] == list(place[:-1])
-    saved["slots"][0]["makers"] = ["0"]
+    assert saved["slots"][0]["hidden"] == list(place[:-1])
+    saved["slots"][0]["hidden"] = ["0"]
     file.write_text(json.dumps(saved))
     with pytest.raises(CheckpointError, match="name all modules in the order of their calls"):
         esper.load(tmp_path, make().double(), x[:2].double())
@@ -387,7 +387,7 @@ def test_looking_promises_what_planted_units_do(case: str) -> None:
         gradients = torch.autograd.grad(loss, list(seed.parameters()), retain_graph=True)
         rows.append(torch.cat([gradient.flatten() for gradient in gradients]))
     stacked = torch.stack(rows)
-    assert row.promise == pytest.approx(float(compute_promise(stacked @ stacked.mT)), abs=1e-6)
+    assert row.promise == pytest.approx(float(compute_promise(stacked @ stacked.mT).fitted), abs=1e-6)
 
 
 def test_checkpointed_layers_are_computed_again() -> None:

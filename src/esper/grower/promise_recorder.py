@@ -1,8 +1,7 @@
 """Measures what blueprints promise in a model that a user's loop trains, from the passes that the loop makes anyway.
 
 Where a minibatch's loss is a mean over its examples, its backward pass brings to every slot the functional gradients
-that `esper.growth.promise` needs, divided by the number of examples. So no loss function is needed: features and
-gradients of the newest examples are recorded, and candidates are measured by them when promises are due.
+that `esper.growth.promise` needs, divided by the number of examples. So no loss function is needed.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import itemgetter, methodcaller
 from typing import Any
 
 import numpy as np
@@ -20,9 +20,9 @@ from torch import Tensor
 from esper.engine.budget import TRAINING_PASSES
 from esper.errors import ConfigError, LookError
 from esper.growth.blueprints.registry import Blueprint, Context, LayerCall
-from esper.growth.look import Look, measure_promise, raise_precision
+from esper.growth.look import Look
 from esper.growth.model import GrowingModel
-from esper.growth.promise import GRAM_BYTES, Promises, RecordedCall, record_call
+from esper.growth.promise import GRAM_BYTES, GradientBatch, Promises, measure_promise, raise_precision, record_call
 from esper.growth.slot import Slot
 from esper.numerics.arrays import Bools
 from esper.serialization import to_plain
@@ -38,10 +38,9 @@ _CALLER = 9
 
 
 class PromiseRecorder:
-    """Records features and functional gradients at the slots, and measures what the ``kinds`` promise there.
+    """Records features and functional gradients at the slots, and measures what the ``kinds`` promise by the newest.
 
-    It measures by so many of the newest ``examples``, and calls ``add_flops`` with the FLOPs that this takes. Of
-    several processes only one is ``active``, and records.
+    It calls ``add_flops`` with what that takes. Of several processes only one is ``active``, and records.
     """
 
     def __init__(
@@ -56,7 +55,7 @@ class PromiseRecorder:
     ) -> None:
         self._model, self._kinds, self._examples = model, kinds, examples
         self._scaler, self._add_flops, self._active = scaler, add_flops, active
-        self._batches: dict[str, deque[RecordedCall]] = {name: deque() for name in model.slots}
+        self._batches: dict[str, deque[GradientBatch]] = {name: deque() for name in model.slots}
         self._warned: set[str] = set()
 
     @property
@@ -86,14 +85,14 @@ class PromiseRecorder:
         return features
 
     @torch.no_grad()
-    def _record_gradient(self, name: str, batch: RecordedCall, gradient: Tensor) -> None:
+    def _record_gradient(self, name: str, batch: GradientBatch, gradient: Tensor) -> None:
         """Keep the newest examples: no minibatch more than it takes to have enough."""
         # The gradient is of a mean over the batch; in half precision the product, or a scaled loss, might overflow.
-        gradients = raise_precision(gradient.detach()[: len(batch.features)]) * len(gradient)
+        gradients = raise_precision(gradient.detach()[: len(batch.inputs[0])]) * len(gradient)
         if self._scaler is not None:
             gradients = gradients / self._scaler.scale(torch.ones((), device=gradients.device))
         batches = self._batches[name]
-        if batches and batches[-1].features is batch.features:  # another loss of the same forward pass
+        if batches and batches[-1].inputs[0] is batch.inputs[0]:  # another loss of the same forward pass
             batches[-1] = batches[-1]._replace(gradients=batches[-1].gradients + gradients)
             return
         batches.append(batch._replace(gradients=gradients))
@@ -119,25 +118,24 @@ class PromiseRecorder:
                     if examples < MIN_EXAMPLES:
                         self._warn_once(slot.name, f"no gradients were recorded at slot {slot.name!r}")
                         continue
+                    # Cost: gradients with respect to the parameters for each example, and their inner products.
+                    flops, parameters = kind.flops_at(slot.site), kind.parameters_at(slot.site)
+                    self._add_flops(TRAINING_PASSES * examples * flops + 2 * examples**2 * parameters)
                     try:
-                        candidate = measure_promise(slot, kind, batches, [(_SEED, place, _DRAW)])
+                        promise, other, _ = measure_promise(slot, kind, batches, [(_SEED, place, _DRAW)])
                     except LookError as error:
                         self._warn_once(kind.name, str(error))
                         continue
-                    fitted[0, place, index], held_out[0, place, index] = candidate.promise, candidate.promise_held_out
-                    # Cost: gradients with respect to the parameters for each example, and their inner products.
-                    self._add_flops(
-                        TRAINING_PASSES * examples * candidate.flops + 2 * examples**2 * candidate.parameters
-                    )
+                    fitted[0, place, index], held_out[0, place, index] = promise, other
         return Promises(fitted, held_out, np.array([requested and not np.isfinite(fitted).any()]))
 
-    def _select_newest(self, name: str, count: int) -> list[RecordedCall]:
+    def _select_newest(self, name: str, count: int) -> list[GradientBatch]:
         """The newest examples, at most ``count``, without minibatches whose gradients were not finite."""
-        batches: list[RecordedCall] = []
+        batches: list[GradientBatch] = []
         for batch in reversed(self._batches[name]):
             if count and bool(batch.gradients.isfinite().all()):
                 part = slice(min(count, len(batch.gradients)))
-                batches.insert(0, batch.map(lambda tensor, part=part: tensor[part]))
+                batches.insert(0, batch.map(itemgetter(part)))
                 count -= len(batches[0].gradients)
         return batches
 
@@ -165,10 +163,10 @@ class PromiseRecorder:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where `state_dict` was called."""
         for slot in self._model.slots.values():
-            device = slot.like.device
+            move = methodcaller("to", slot.like.device)
             self._batches[slot.name] = deque(
-                RecordedCall(features, gradients, {Context(name): tensor for name, tensor in contexts.items()}).map(
-                    lambda tensor, device=device: tensor.to(device)
-                )
-                for features, gradients, contexts in state[slot.name]
+                GradientBatch(
+                    tuple(inputs), gradients, {Context(name): tensor for name, tensor in contexts.items()}
+                ).map(move)
+                for inputs, gradients, contexts in state[slot.name]
             )

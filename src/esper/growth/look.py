@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -16,19 +15,11 @@ from torch import Tensor, nn
 from esper.config.arguments import describe_value
 from esper.errors import LookError, plural
 from esper.files import write_atomically
-from esper.growth.blueprints.registry import Blueprint, Context, LayerCall, get
+from esper.growth.blueprints.registry import LayerCall, get
 from esper.growth.hooks import list_named_modules
-from esper.growth.promise import (
-    GradientBatch,
-    RecordedCall,
-    compute_gram_matrix,
-    compute_held_out_promise,
-    compute_promise,
-    record_call,
-)
+from esper.growth.promise import GradientBatch, measure_gram, measure_promise, record_call, summarise_grams
 from esper.growth.slot import Slot, eval_without_side_effects
 from esper.growth.summary import align_columns
-from esper.numerics.random_streams import module_generator
 
 if TYPE_CHECKING:
     from esper.growth.model import GrowingModel
@@ -72,11 +63,9 @@ class LayerNeed:
     kind: str
     """Name of the layer's class."""
     promise: float
-    """Promise of a step of the layer's parameters, as `Candidate.promise`."""
+    """Promise of a step of the layer's parameters; the figures are those of a `Candidate`."""
     promise_held_out: float
-    """Promise on examples that the step was not fitted on, as `Candidate.promise_held_out`."""
     error: float
-    """Standard error of ``promise_held_out``, as `Candidate.error`."""
     parameters: int
     """Number of scalars, whether they require a gradient or not."""
 
@@ -98,35 +87,16 @@ class Look:
 
     def __repr__(self) -> str:
         # A row per candidate, and below a row per layer.
-        titles = ("slot", "blueprint", "promise", "held out", "error", "parameters", "FLOPs", "promise/1k")
-        rows = [
-            (
-                row.slot if row.resident is None else f"{row.slot} (behind {row.resident})",
-                row.blueprint,
-                f"{row.promise:.3f}",
-                f"{row.promise_held_out:+.3f}",
-                f"{row.error:.3f}",
-                f"{row.parameters:,}",
-                f"{row.flops:,}",
-                f"{row.promise_per_parameter:.3f}",
-            )
-            for row in self.rows
-        ]
-        parts = [align_columns([titles, *rows], numbers_from=2)]
+        figures = ("promise", "held out", "error", "parameters")
+        rows: list[tuple[str, ...]] = [("slot", "blueprint", *figures, "FLOPs", "promise/1k")]
+        for row in self.rows:
+            slot = row.slot if row.resident is None else f"{row.slot} (behind {row.resident})"
+            costs = f"{row.flops:,}", f"{row.promise_per_parameter:.3f}"
+            rows.append((slot, row.blueprint, *_format_figures(row), *costs))
+        parts = [align_columns(rows, numbers_from=2)]
         if self.layers:
-            titles = ("layer of the host", "class", "promise", "held out", "error", "parameters")
-            rows = [
-                (
-                    need.layer,
-                    need.kind,
-                    f"{need.promise:.3f}",
-                    f"{need.promise_held_out:+.3f}",
-                    f"{need.error:.3f}",
-                    f"{need.parameters:,}",
-                )
-                for need in self.layers
-            ]
-            parts.append(align_columns([titles, *rows], numbers_from=2))
+            needs = [(need.layer, need.kind, *_format_figures(need)) for need in self.layers]
+            parts.append(align_columns([("layer of the host", "class", *figures), *needs], numbers_from=2))
         return "\n\n".join([*parts, f"{self.examples} examples, mean loss {self.loss:.4g}"])
 
     def _repr_html_(self) -> str:
@@ -174,37 +144,8 @@ class Look:
         return "\n".join([*lines, "</svg>"])
 
 
-Call = TypeVar("Call", RecordedCall, GradientBatch)
-
-
-class _Recorder(Generic[Call]):
-    """Records calls of modules; zeros that are added to their outputs get the gradients, frozen or not."""
-
-    def __init__(self, names: Iterable[str]) -> None:
-        self.recorded: dict[str, list[Call]] = {name: [] for name in names}
-        self._pass: dict[str, list[tuple[Call, Tensor]]] = {name: [] for name in self.recorded}
-
-    def add(self, name: str, call: Call) -> Tensor:
-        """Record a call of the module ``name``, and return the zeros to add to its output."""
-        leaf = torch.zeros_like(call.gradients, requires_grad=True)
-        self._pass[name].append((call, leaf))
-        return leaf
-
-    def list_leaves(self) -> list[Tensor]:
-        """The zeros of all calls in the current pass."""
-        return [leaf for calls in self._pass.values() for _, leaf in calls]
-
-    def end_pass(self, gradients: Iterator[Tensor | None], examples: int) -> None:
-        """Store the gradients of `list_leaves`; drop modules that did not run once on all examples, batch first."""
-        for name, calls in self._pass.items():
-            found = [(call, leaf, next(gradients)) for call, leaf in calls]
-            if len(found) != 1 or len(found[0][1]) != examples:
-                self.recorded.pop(name, None)
-            elif name in self.recorded:
-                call, leaf, gradient = found[0]
-                gradient = torch.zeros_like(leaf) if gradient is None else gradient
-                self.recorded[name].append(call._replace(gradients=gradient))
-            calls.clear()
+def _format_figures(row: Candidate | LayerNeed) -> tuple[str, ...]:
+    return f"{row.promise:.3f}", f"{row.promise_held_out:+.3f}", f"{row.error:.3f}", f"{row.parameters:,}"
 
 
 def look(
@@ -218,48 +159,65 @@ def look(
     seed: int,
 ) -> Look:
     """Measure every available blueprint in every slot of ``model``; see `GrowingModel.look`."""
-    host, slots = model.host, dict(model.slots.items())
     host_layers: dict[str, nn.Module] = {}
     if layers:
         host_layers = {
             name: module
-            for name, module in list_named_modules(host)
+            for name, module in list_named_modules(model.host)
             if name and not list(module.children()) and list(module.parameters())
         }
-    at_slots, at_layers = _Recorder[RecordedCall](slots), _Recorder[GradientBatch](host_layers)
+    recorded: dict[nn.Module, list[GradientBatch]] = {
+        module: [] for module in (*model.slots.values(), *host_layers.values())
+    }
+    calls: list[tuple[nn.Module, GradientBatch, Tensor]] = []
+    """Of the current pass, with zeros that were added to the outputs, frozen or not, to get their gradients."""
+
+    def add_zeros(module: nn.Module, call: GradientBatch, output: Tensor) -> Tensor:
+        calls.append((module, call, torch.zeros_like(call.gradients, requires_grad=True)))
+        return output + calls[-1][2]
 
     def record_slot(slot: Slot, call: LayerCall, features: Tensor) -> Tensor:
         if not features.is_floating_point() or features.is_nested:
             return features
-        return features + at_slots.add(slot.name, record_call(slot, call, features))
+        return add_zeros(slot, record_call(slot, call, features), features)
 
-    def record_layer(name: str, _: nn.Module, arguments: tuple[Any, ...], output: Any) -> Any:
+    def record_layer(module: nn.Module, arguments: tuple[Any, ...], output: Any) -> Any:
         tensors = tuple(argument.detach() for argument in arguments if isinstance(argument, Tensor))
         usable = isinstance(output, Tensor) and output.is_floating_point() and tensors
         if not usable or len(tensors) < len(arguments):
             return output
-        return output + at_layers.add(name, GradientBatch(tensors, output.detach()))
+        return add_zeros(module, GradientBatch(tensors, output.detach()), output)
 
     with eval_without_side_effects(model), ExitStack() as stack:
         # Record features and functional gradients, after the slots and at the host's own layers.
-        for slot in slots.values():
+        for slot in model.slots.values():
             slot.feature_hook = record_slot
             stack.callback(setattr, slot, "feature_hook", None)
-        for name, module in host_layers.items():
-            hook = module.register_forward_hook(partial(record_layer, name), prepend=True)
-            stack.callback(hook.remove)
+        for module in host_layers.values():
+            stack.callback(module.register_forward_hook(record_layer, prepend=True).remove)
         seen, total = 0, 0.0
         for batch in batches:
             losses = loss(model, batch)
-            leaves = at_slots.list_leaves() + at_layers.list_leaves()
-            count = len(leaves[0]) if leaves else 0
-            if leaves and not count:
+            leaves = [leaf for *_, leaf in calls]
+            sizes = [len(leaf) for module, _, leaf in calls if isinstance(module, Slot)]
+            count = sizes[0] if sizes else 0
+            if sizes and not count:
                 raise LookError("a batch is empty: remove empty batches")
             # The gradient of the sum has each example's own functional gradient in its row.
             summed = _sum_losses(losses, count)
-            gradients = iter(torch.autograd.grad(summed, leaves, allow_unused=True))
-            at_slots.end_pass(gradients, count)
-            at_layers.end_pass(gradients, count)
+            gradients = torch.autograd.grad(summed, leaves, materialize_grads=True)
+            # Modules that did not run once on all examples, batch first, are left out.
+            for module in list(recorded):
+                found = [
+                    call._replace(gradients=gradient)
+                    for (called, call, _), gradient in zip(calls, gradients, strict=True)
+                    if called is module
+                ]
+                if len(found) == 1 and len(found[0].gradients) == count:
+                    recorded[module] += found
+                else:
+                    del recorded[module]
+            calls.clear()
             seen, total = seen + count, total + float(summed.detach())
             if seen >= examples:
                 break
@@ -272,19 +230,29 @@ def look(
         # Measure the candidates, and the host's own layers without what grew on them.
         rows: list[Candidate] = []
         stack.enter_context(torch.autocast(model.input_hook.get_inputs().device.type, enabled=False))
-        for index, slot in enumerate(slots.values()):
-            if slot.name not in at_slots.recorded:
+        for index, slot in enumerate(model.slots.values()):
+            if slot not in recorded:
                 raise LookError(
                     f"submodule {slot.name!r} did not run exactly once, batch first, per call of "
                     "loss(model, batch): call the whole model once in the loss function"
                 )
             keys = [(seed, index, draw) for draw in range(draws)]
-            rows += [measure_promise(slot, get(name), at_slots.recorded[slot.name], keys) for name in slot.blueprints]
-        for slot in slots.values():
+            resident = None if slot.seed is None else slot.seed.blueprint.name
+            for kind in map(get, slot.blueprints):
+                figures = measure_promise(slot, kind, recorded[slot], keys)
+                costs = kind.parameters_at(slot.site), kind.flops_at(slot.site)
+                rows.append(Candidate(slot.name, kind.name, *figures, *costs, resident))
+        for slot in model.slots.values():
             stack.enter_context(slot.disabled())
-        needs = [_measure_layer(name, host_layers[name], calls) for name, calls in at_layers.recorded.items()]
+        needs: list[LayerNeed] = []
+        for name, module in host_layers.items():
+            if module in recorded:
+                kind = type(module).__name__
+                gram = measure_gram(f"layer {name!r} ({kind})", module, recorded[module], "look without layers=True")
+                parameters = sum(parameter.numel() for parameter in module.parameters())
+                needs.append(LayerNeed(name, kind, *summarise_grams([gram]), parameters))
     rows.sort(key=lambda row: (-row.promise, row.slot, row.blueprint))
-    return Look(tuple(rows), tuple(slots), tuple(needs), seen, total / seen)
+    return Look(tuple(rows), tuple(model.slots), tuple(needs), seen, total / seen)
 
 
 def _sum_losses(losses: Any, count: int) -> Tensor:
@@ -309,86 +277,3 @@ def _sum_losses(losses: Any, count: int) -> Tensor:
     if not bool(losses.isfinite().all()):
         raise LookError("loss(model, batch) is not finite: look at the model before it diverges")
     return losses.sum()
-
-
-def measure_promise(
-    slot: Slot, kind: type[Blueprint], calls: Sequence[RecordedCall], draws: Sequence[tuple[int, int, int]]
-) -> Candidate:
-    """The promise of a blueprint in a slot, as the mean over draws of its initial values. Autocast must be off.
-
-    Args:
-        slot: Where the blueprint would germinate.
-        kind: The blueprint.
-        calls: Features and functional gradients after the slot, batch by batch.
-        draws: Keys of random streams, one per draw; only the first is used if the blueprint draws nothing.
-    """
-    if any(kind.context not in call.contexts for call in calls):
-        reason = "the layer there takes more arguments than its features"
-        if kind.context is Context.NETWORK:
-            reason = "the network's input was not recorded"
-        raise LookError(
-            f"the promise of blueprint {kind.name!r} in slot {slot.name!r} cannot be measured, because {reason}: "
-            "remove the blueprint, or use a controller without promises"
-        )
-    batches = [GradientBatch((call.features, call.contexts[kind.context]), call.gradients) for call in calls]
-    # One Gram matrix per draw of the initial values.
-    like = raise_precision(calls[0].gradients)
-    grams: list[Tensor] = []
-    first_values: list[Tensor] = []
-    for draw in draws:
-        newborn: nn.Module = kind(slot.site, module_generator(*draw)).to(like.device, like.dtype).eval()
-        newborn = _FeaturesOnlyCall(newborn) if kind.context is Context.CALL else newborn
-        values = [parameter.detach() for parameter in newborn.parameters()]
-        if grams and all(map(torch.equal, values, first_values)):
-            break  # the initial values are not random
-        first_values = first_values or values
-        grams.append(_compute_gram(f"blueprint {kind.name!r}", newborn, batches, "offer others"))
-    resident = None if slot.seed is None else slot.seed.blueprint.name
-    costs = kind.parameters_at(slot.site), kind.flops_at(slot.site)
-    return Candidate(slot.name, kind.name, *_summarise_grams(torch.stack(grams)), *costs, resident)
-
-
-class _FeaturesOnlyCall(nn.Module):
-    """A blueprint with the context `Context.CALL`, for a layer that is called with only its features."""
-
-    def __init__(self, newborn: nn.Module) -> None:
-        super().__init__()
-        self.newborn = newborn
-
-    def forward(self, features: Tensor, _: Tensor) -> Tensor:
-        contribution: Tensor = self.newborn(features, LayerCall((features,), {}))
-        return contribution
-
-
-def _measure_layer(name: str, layer: nn.Module, calls: Sequence[GradientBatch]) -> LayerNeed:
-    """The promise of a host's layer, for a step of its parameters from their current values."""
-    kind = type(layer).__name__
-    gram = _compute_gram(f"layer {name!r} ({kind})", layer, calls, "look without layers=True")
-    parameters = sum(parameter.numel() for parameter in layer.parameters())
-    return LayerNeed(name, kind, *_summarise_grams(gram.unsqueeze(0)), parameters)
-
-
-def _compute_gram(what: str, module: nn.Module, batches: Sequence[GradientBatch], remedy: str) -> Tensor:
-    """`compute_gram_matrix` in at least single precision; a LookError if ``module`` does not work under ``vmap``."""
-    precise = [
-        GradientBatch(tuple(map(raise_precision, inputs)), raise_precision(gradients)) for inputs, gradients in batches
-    ]
-    try:
-        return compute_gram_matrix(module, precise)
-    except RuntimeError as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise LookError(f"{what} cannot be differentiated example by example ({reason}): {remedy}") from error
-
-
-def _summarise_grams(grams: Tensor) -> tuple[float, float, float]:
-    """Promise, held-out promise and its standard error, from ``[draws, N, N]``."""
-    grams = grams.detach()
-    # Each half of each draw is a sample of the held-out promise.
-    held_out = compute_held_out_promise(grams).flatten()
-    error = float(held_out.std() / held_out.numel() ** 0.5)
-    return float(compute_promise(grams).mean()), float(held_out.mean()), error
-
-
-def raise_precision(values: Tensor) -> Tensor:
-    """Half precision as float32, which a Gram matrix needs; other types, such as indices, are returned as they are."""
-    return values.float() if values.is_floating_point() and values.dtype.itemsize < torch.float32.itemsize else values

@@ -1,8 +1,7 @@
 """Save a growing model: in a folder, with tensors as safetensors and slots and seeds as JSON, or in its state dict.
 
-Loading runs no code from the files. The JSON file is replaced last. It contains the hash of the tensors, which is also
-in the name of their file, so the folder always has either the old model or the new one. No other value in a file is
-used as a path.
+Loading runs no code from the files. The JSON file is replaced last, and has the hash of the tensors, which is also in
+the name of their file: the folder always has either the old model or the new one. Nothing else in a file is a path.
 
 Trainers such as Lightning's save nothing of a model but its state dict, which holds only tensors. So what has grown is
 packed into one tensor of bytes.
@@ -30,7 +29,7 @@ from esper.growth.frozen import hash_frozen
 from esper.growth.model import MODEL_ADVICE, GrowingModel, require_attached
 from esper.growth.optimizers import SLOTS_PREFIX
 from esper.growth.seed import Seed
-from esper.growth.site import Layout, Site
+from esper.growth.site import Layout
 from esper.lifecycle.actions import Blend
 from esper.serialization import (
     Count,
@@ -56,15 +55,9 @@ _TENSORS_FILES = "tensors-*.safetensors"
 def save(model: GrowingModel, folder: FilePath) -> None:
     """Save host, slots and seeds in ``folder``, which is created if necessary; a model saved there is replaced.
 
-    If several processes save into one folder, the result is the model of one of them.
-
-    For frozen parts only a SHA-256 hash is saved: `load` needs a host with the same values. Numbers in the host's
-    configuration and modules, such as the number of heads, are saved as they were at `attach`. Save optimizers as
-    usual, with their ``state_dict``.
-
-    Args:
-        model: From `attach` or `load`, with any seeds.
-        folder: Folder to write.
+    If several processes save into one folder, the result is the model of one of them. For frozen parts only a SHA-256
+    hash is saved: `load` needs a host with the same values. Numbers in the host's configuration and modules, such as
+    the number of heads, are saved as they were at `attach`. Save optimizers as usual, with their ``state_dict``.
 
     Raises:
         CheckpointError: the model cannot be saved; a previously saved model is untouched.
@@ -74,17 +67,27 @@ def save(model: GrowingModel, folder: FilePath) -> None:
     folder = Path(folder)
     # Encode the tensors, whose hash is in the record.
     data = encode(copy_to_cpu(_collect_tensors(model)))
-    slots = [
-        SavedSlot(
-            name=slot.name,
-            makers=slot.chain[:-1],
-            site=SavedSite.from_site(slot.site),
-            blueprints=slot.blueprints,
-            enabled=slot.enabled,
-            seed=None if slot.seed is None else SavedSeed.from_seed(slot.seed),
+    slots: list[SavedSlot] = []
+    for slot in model.slots.values():
+        seed, record = slot.seed, None
+        if seed is not None:
+            record = SavedSeed(
+                blueprint=seed.blueprint.name,
+                blend=seed.blend.name.lower(),  # pyright: ignore[reportArgumentType] (pydantic checks it)
+                fossilized=seed.fossilized,
+                contribution=seed.contribution if isfinite(seed.contribution or 0) else None,
+                fixed=seed.fixed,
+            )
+        slots.append(
+            SavedSlot(
+                name=slot.name,
+                hidden=slot.chain[:-1],
+                site=SavedSite.model_validate(slot.site, from_attributes=True),
+                blueprints=slot.blueprints,
+                enabled=slot.enabled,
+                seed=record,
+            )
         )
-        for slot in model.slots.values()
-    ]
     saved = Topology(
         slots=tuple(slots),
         frozen=model.frozen.names,
@@ -117,8 +120,7 @@ def load(folder: FilePath, host: PlainModule, example_input: Arguments) -> Growi
 
     Args:
         folder: Folder written by `save`.
-        host: A model built like the saved one. It gets slots and the saved values. Frozen parts must already have the
-            saved values.
+        host: A model built like the saved one, which gets slots and the saved values; frozen parts must have them.
         example_input: As for `attach`, with the same shape as when it was saved.
 
     Raises:
@@ -150,13 +152,13 @@ def load(folder: FilePath, host: PlainModule, example_input: Arguments) -> Growi
                 offers,
                 example_input,
                 causal=any(record.site.causal for record in saved.slots),
-                chains=[(*record.makers, record.name) for record in saved.slots if record.makers],
+                chains=[(*record.hidden, record.name) for record in saved.slots if record.hidden],
                 frozen=saved.frozen,
             )
             after_error.callback(model.release)
             for record in saved.slots:
                 slot = model.slots[record.name]
-                before, site = record.site, SavedSite.from_site(slot.site)
+                before, site = record.site, SavedSite.model_validate(slot.site, from_attributes=True)
                 if site != before:
                     raise CheckpointError(
                         f"slot {record.name!r} had {before.layout} {before.extent} of width {before.width} when it was "
@@ -168,12 +170,10 @@ def load(folder: FilePath, host: PlainModule, example_input: Arguments) -> Growi
                     blend, generator = Blend[record.seed.blend.upper()], torch.Generator().manual_seed(0)
                     seed = slot.plant(slot.make_seed(record.seed.blueprint, generator, blend))
                     seed.fossilized, seed.contribution = record.seed.fossilized, record.seed.contribution
-                    fixed = record.seed.fixed or ()
-                    missing = sorted(set(fixed) - dict(seed.named_parameters()).keys())
+                    missing = sorted(set(record.seed.fixed) - dict(seed.named_parameters()).keys())
                     if missing:
                         raise SlotError(f"the seed in slot {slot.name!r} has no parameter {missing[0]!r}")
-                    if record.seed.fixed is not None:
-                        seed.fix_parameters(fixed)
+                    seed.fix_parameters(record.seed.fixed)
                 slot.enabled = record.enabled
         except EsperError as error:
             raise CheckpointError(f"{source} describes a model that cannot be built here: {error}") from error
@@ -214,36 +214,28 @@ def load(folder: FilePath, host: PlainModule, example_input: Arguments) -> Growi
 
 
 def _collect_tensors(model: GrowingModel) -> dict[str, Tensor]:
-    """The state dict of a model without frozen parts."""
-    # Frozen parts are left out: `load` gets them with the host.
-    state: Mapping[str, object] = {
-        name: value
-        for name, value in model.state_dict().items()
-        if not (name.startswith(_HOST) and model.frozen.holds(name.removeprefix(_HOST)))
-    }
-    invalid = [name for name, value in state.items() if not isinstance(value, Tensor)]
-    if invalid:
-        raise CheckpointError(f"the model's state has {invalid[0]!r}, which is not a tensor: only tensors can be saved")
-    return {name: value for name, value in state.items() if isinstance(value, Tensor)}
+    """The state dict of a model without frozen parts, which `load` gets with the host."""
+    tensors: dict[str, Any] = model.state_dict()
+    for name in list(tensors):
+        if name.startswith(_HOST) and model.frozen.holds(name.removeprefix(_HOST)):
+            del tensors[name]
+        elif not isinstance(tensors[name], Tensor):
+            raise CheckpointError(f"the model's state has {name!r}, which is not a tensor: only tensors can be saved")
+    return tensors
 
 
 _Sizes = Annotated[tuple[Count, ...], Field(max_length=8)]
 _Name = Annotated[str, Field(max_length=1000)]
 
 
-class SavedSite(Settings, extra="ignore"):
-    """The record of a `Site`. Versions 2 to 6 may have ``apart``, which is ignored."""
+class SavedSite(Settings):
+    """The record of a `Site`."""
 
     layout: Layout
     width: Count
     extent: _Sizes
     input_shape: _Sizes
     causal: bool
-
-    @classmethod
-    def from_site(cls, site: Site) -> SavedSite:
-        """Make the record of ``site``."""
-        return cls.model_validate({name: getattr(site, name) for name in cls.model_fields})
 
 
 class SavedSeed(Settings):
@@ -252,32 +244,16 @@ class SavedSeed(Settings):
     blueprint: _Name
     blend: Literal["add", "gate", "multiply"]
     fossilized: bool
-    estranged: Literal[False] = False
-    """Always False; kept in the format since version 1, for an isolation mode that was removed."""
     contribution: Annotated[float, Field(allow_inf_nan=False)] | None
-    fixed: tuple[_Name, ...] | None = None
-    """Names of parameters that do not learn; None: as in a new seed."""
-
-    @classmethod
-    def from_seed(cls, seed: Seed) -> SavedSeed:
-        """Make the record of ``seed``."""
-        measured = seed.contribution is not None and isfinite(seed.contribution)
-        return cls.model_validate(
-            {
-                "blueprint": seed.blueprint.name,
-                "blend": seed.blend.name.lower(),
-                "fossilized": seed.fossilized,
-                "contribution": seed.contribution if measured else None,
-                "fixed": seed.fixed,
-            }
-        )
+    fixed: tuple[_Name, ...]
+    """Names of parameters that do not learn."""
 
 
 class SavedSlot(Settings):
     """The record of a slot and its seed, if there is one."""
 
     name: _Name
-    makers: tuple[_Name, ...] = ()
+    hidden: tuple[_Name, ...]
     """Names of the layer that computes the hidden units before the slot's layer, and of the modules between, if such
     units may grow."""
     site: SavedSite
@@ -287,15 +263,14 @@ class SavedSlot(Settings):
 
 
 class Topology(Manifest):
-    """The JSON file. Versions 1 and 2 had no frozen parts, 3 no ``fixed`` parameters, 4 no ``host``, and 5 no
-    ``makers``."""
+    """The JSON file."""
 
     format: Literal["esper-model"] = "esper-model"
-    version: Literal[1, 2, 3, 4, 5, 6] = 6
+    version: Literal[7] = 7
     slots: tuple[SavedSlot, ...]
-    frozen: tuple[Annotated[str, Field(max_length=1000)], ...] = ()
-    frozen_sha256: str = ""
-    host: dict[str, tuple[float, ...] | str] = {}
+    frozen: tuple[_Name, ...]
+    frozen_sha256: str
+    host: dict[str, tuple[float, ...] | str]
     """Settings of the host that affect its outputs but are not tensors."""
 
     @property
@@ -306,7 +281,7 @@ class Topology(Manifest):
 
 _FORMAT = StateFormat(
     name="esper-model",
-    versions=(1, 2, 3, 4, 5, 6),
+    versions=(7,),
     manifest=Topology,
     what="saved model's",
     damaged_advice=": take another copy of the saved model",

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import methodcaller
 
 import numpy as np
 import torch
@@ -22,7 +23,6 @@ from esper.growth.blueprints.registry import Blueprint, Context
 from esper.growth.promise import (
     GradientBatch,
     Promises,
-    RecordedCall,
     compute_promise_from_gradients,
     differentiate_output,
     find_parameters_with_gradient,
@@ -82,8 +82,8 @@ class PromiseMeter:
             for blueprints, networks in self._group_networks(due[:, slot]):
                 # Gathered once for all blueprints, with the index of each network's site.
                 index = torch.from_numpy(np.stack([networks, sites[networks]]))
-                rows, sites_of_rows = index.to(recorded.features.device, non_blocking=True)
-                h, g = recorded.features[rows], recorded.gradients[rows]
+                rows, sites_of_rows = index.to(recorded.gradients.device, non_blocking=True)
+                h, g = recorded.inputs[0][rows], recorded.gradients[rows]
                 # Blueprints without a context get the features in its place.
                 contexts = {Context.NOTHING: h}
                 for blueprint in blueprints:
@@ -161,7 +161,7 @@ class PromiseMeter:
         return newborns
 
 
-def _record_calls(population: Population, batch: Batch) -> list[RecordedCall]:
+def _record_calls(population: Population, batch: Batch) -> list[GradientBatch]:
     """Features, contexts of blueprints and functional gradients ``[E, N, ...]`` at all slots."""
     most = population.config.examples_per_pass or batch.labels.shape[1]
     if batch.labels.shape[1] > most:
@@ -169,7 +169,7 @@ def _record_calls(population: Population, batch: Batch) -> list[RecordedCall]:
         recorded = [_record_calls(population, Batch(*part)) for part in parts]
         return [_join_calls(calls, dim=1) for calls in zip(*recorded, strict=True)]
     make_blend_op = prepare_slot_op(population, select_blended(population))
-    recorded: list[list[RecordedCall]] = [[] for _ in range(population.table.slots)]
+    recorded: list[list[GradientBatch]] = [[] for _ in range(population.table.slots)]
     leaves: list[list[Tensor]] = [[] for _ in range(population.table.slots)]
 
     def make_recording_op(slot: int, networks: range) -> SlotOp:
@@ -180,7 +180,7 @@ def _record_calls(population: Population, batch: Batch) -> list[RecordedCall]:
             # A zero added to the features has the same gradient as the features.
             leaf = torch.zeros_like(outputs, requires_grad=True)
             contexts = {} if source is None else {Context.HIDDEN: source.detach()}
-            recorded[slot].append(RecordedCall(outputs.detach(), outputs.detach(), contexts))
+            recorded[slot].append(GradientBatch((outputs.detach(),), outputs.detach(), contexts))
             leaves[slot].append(leaf)
             return outputs + leaf
 
@@ -196,21 +196,18 @@ def _record_calls(population: Population, batch: Batch) -> list[RecordedCall]:
         total = losses.sum() / positions
         gradients = iter(torch.autograd.grad(total, [leaf for part in leaves for leaf in part], materialize_grads=True))
     # Join the tensors of the passes over networks, in the dtype of the newborns' parameters.
+    in_dtype = methodcaller("to", population.config.dtype)
     joined = [
-        _join_calls([call._replace(gradients=next(gradients)) for call in calls], dim=0).map(
-            lambda tensor: tensor.to(population.config.dtype)
-        )
+        _join_calls([call._replace(gradients=next(gradients)) for call in calls], dim=0).map(in_dtype)
         for calls in recorded
     ]
-    for call in joined:
-        call.contexts[Context.NETWORK] = batch.inputs
-    return joined
+    return [call._replace(contexts={**call.contexts, Context.NETWORK: batch.inputs}) for call in joined]
 
 
-def _join_calls(calls: Sequence[RecordedCall], dim: int) -> RecordedCall:
+def _join_calls(calls: Sequence[GradientBatch], dim: int) -> GradientBatch:
     """Join recorded calls of different networks or examples along the axis ``dim``."""
-    return RecordedCall(
-        torch.cat([call.features for call in calls], dim),
+    return GradientBatch(
+        (torch.cat([call.inputs[0] for call in calls], dim),),
         torch.cat([call.gradients for call in calls], dim),
         {context: torch.cat([call.contexts[context] for call in calls], dim) for context in calls[0].contexts},
     )
