@@ -42,7 +42,6 @@ from esper.control.controller import (
     Actions,
     Controller,
     SeedRater,
-    SeedRating,
     UniformStreams,
     get_promise_settings,
     hash_file,
@@ -57,6 +56,7 @@ from esper.grower.backend import ModelSpec
 from esper.grower.config import choose_controller
 from esper.grower.spending import Spending
 from esper.lifecycle.actions import Op
+from esper.lifecycle.rating import Figures, SeedRating
 from esper.lifecycle.rules import ActionMasks
 from esper.lifecycle.table import Stage
 from esper.train.workers import prepare_process
@@ -329,8 +329,8 @@ class RandomCandidate:
         """One random stream per network, and the rule's state."""
         return UniformStreams(seeds), self._rule.start(seeds)
 
-    def rate_seeds(self, observation: Observation) -> SeedRating:
-        """The rule's judgement of every seed."""
+    def rate_seeds(self, observation: Observation) -> SeedRating[Figures]:
+        """The rule's rating of every seed."""
         assert isinstance(self._rule, SeedRater)
         return self._rule.rate_seeds(observation)
 

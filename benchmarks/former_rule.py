@@ -12,11 +12,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from esper.control.controller import Actions, CandidateRating, SeedRating
+from esper.control.controller import Actions, CandidateRating
 from esper.control.rules import ROUNDING, ActionBuilder, count_unfinished_seeds, keep_or_prune, rate_seeds
 from esper.engine.observation import FeatureReader, Observation
 from esper.growth.promise import PromiseSettings
 from esper.lifecycle.actions import Op
+from esper.lifecycle.rating import Figures, SeedRating
 from esper.lifecycle.rules import ActionMasks
 
 FITTED, PRICE, THRESHOLD = 0.75, 0.05, 0.05
@@ -44,8 +45,8 @@ class FormerLook:
     def start(self, seeds: Sequence[int]) -> None:
         """It has no state."""
 
-    def rate_seeds(self, observation: Observation) -> SeedRating:
-        """The judgement of every seed."""
+    def rate_seeds(self, observation: Observation) -> SeedRating[Figures]:
+        """The rating of every seed."""
         return rate_seeds(FeatureReader(observation), MARGIN)
 
     def rate_candidates(self, observation: Observation) -> CandidateRating:

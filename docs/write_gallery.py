@@ -192,7 +192,7 @@ def _count_modules(runs: Sequence[Any]) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Tried:
-    """A module that was planted, as `str` of `esper.growth.tried.TriedModule` has it."""
+    """A module that was planted, as `str` of `esper.growth.summary.TriedModule` has it."""
 
     slot: str
     blueprint: str

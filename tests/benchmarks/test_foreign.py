@@ -15,11 +15,12 @@ import pytest
 import torch
 
 import esper
-from esper.control.controller import SeedRater, SeedRating
+from esper.control.controller import SeedRater
 from esper.control.rules import Never, rate_seeds
 from esper.engine.observation import FeatureReader
 from esper.errors import ConfigError
 from esper.growth.promise import PromiseSettings
+from esper.lifecycle.rating import Figures, SeedRating
 
 pytestmark = pytest.mark.landing
 
@@ -119,7 +120,7 @@ class Onlooker:
     def start(self, seeds: Sequence[int]) -> None:
         return None
 
-    def rate_seeds(self, observation: Any) -> SeedRating:
+    def rate_seeds(self, observation: Any) -> SeedRating[Figures]:
         return rate_seeds(FeatureReader(observation), margin=0.25)
 
     def act(self, observation: Any, masks: Any, state: None) -> Any:

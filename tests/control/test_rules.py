@@ -235,19 +235,19 @@ def test_a_lower_loss_does_not_pay_the_rent_of_a_seed() -> None:
 @JUDGES
 @pytest.mark.parametrize("rent", [0.0, 0.08, 0.5])
 @pytest.mark.parametrize("margin", [0.0, 0.02])
-def test_the_judgement_that_explains_is_the_one_that_decides(judge, rent: float, margin: float) -> None:
+def test_the_rating_that_explains_is_the_one_that_decides(judge, rent: float, margin: float) -> None:
     margin = 0.0 if judge is look else margin
     rule = judge() if judge is look else judge(margin=margin)
     for contribution in np.linspace(-0.05, 0.35, 9):
         situation = contributing(contribution, NAN, NAN, rent=rent)
-        judgement = rule.rate_seeds(situation.observe()[0])
+        rating = rule.rate_seeds(situation.observe()[0])
         kept = decide(rule, situation)[0] == Op.FOSSILIZE
-        assert kept == judgement.worth_keeping[0, 0] == (judgement.contribution[0, 0] >= judgement.threshold[0, 0])
-        assert judgement.contribution[0, 0] == pytest.approx(contribution, abs=1e-6)
-        np.testing.assert_allclose(judgement.threshold, judgement.price + margin, atol=1e-6)
-        np.testing.assert_array_equal(judgement.price, compute_seed_rents(situation.read()))
-        assert np.isnan(judgement.contribution[0, 1:]).all()
-        assert not judgement.worth_keeping[0, 1:].any()
+        assert kept == rating.worth_keeping[0, 0] == (rating.contribution[0, 0] >= rating.threshold[0, 0])
+        assert rating.contribution[0, 0] == pytest.approx(contribution, abs=1e-6)
+        np.testing.assert_allclose(rating.threshold, rating.price + margin, atol=1e-6)
+        np.testing.assert_array_equal(rating.price, compute_seed_rents(situation.read()))
+        assert np.isnan(rating.contribution[0, 1:]).all()
+        assert not rating.worth_keeping[0, 1:].any()
 
 
 def test_a_seed_s_rent_is_what_the_network_would_save_without_it() -> None:

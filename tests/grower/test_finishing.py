@@ -154,12 +154,12 @@ def test_seeds_that_lean_on_each_other_are_judged_one_by_one():
 def test_seeds_must_be_worth_their_rent(gain: float, kept: bool):
     ending = Owned(lambda on: 0.2 + gain * sum(on.values()), "0", rent=0.5).grown(3).grower.finish()
     assert fates(ending) == [("0", Stage.FOSSILIZED if kept else Stage.PRUNED)]
-    judgement = ending.changes[0].judgement
-    assert judgement is not None
-    assert judgement == ending.tried[0].judgement
-    assert judgement.contribution == pytest.approx(gain)
-    assert 0 < judgement.price == judgement.threshold
-    assert kept == (judgement.contribution >= judgement.threshold)
+    rating = ending.changes[0].rating
+    assert rating is not None
+    assert rating == ending.tried[0].rating
+    assert rating.contribution == pytest.approx(gain)
+    assert 0 < rating.price == rating.threshold
+    assert kept == (rating.contribution >= rating.threshold)
 
 
 def test_what_cannot_be_measured_goes():
@@ -269,7 +269,7 @@ def test_nothing_is_kept_on_a_network_that_gives_one_answer_to_everything(contro
     ending = training.grower.finish()
     assert ending.contributions
     assert all(change.after is Stage.PRUNED for change in ending.changes)
-    worth = [module for module in ending.tried if module.by == "finish" and (module.judgement.contribution or -1) >= 0]
+    worth = [module for module in ending.tried if module.by == "finish" and (module.rating.contribution or -1) >= 0]
     assert all("the module does not lower the loss" in str(module) for module in worth)
 
 

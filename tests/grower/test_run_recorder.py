@@ -21,8 +21,8 @@ from esper import Decision, GrowerConfig, attach
 from esper.cli import main
 from esper.errors import ConfigError, DivergedError, EsperError, RunError
 from esper.grower.decision import Change, Ending
-from esper.growth.tried import ModuleJudgement
 from esper.lifecycle.actions import Op
+from esper.lifecycle.rating import SeedRating
 from esper.lifecycle.rules import Reason
 from esper.lifecycle.table import Stage
 from esper.lifecycle.transitions import Cause
@@ -91,9 +91,7 @@ def test_the_store_holds_what_every_step_returned(controller: str, tmp_path: Pat
         )
         assert step.contributions == tuple(decision.contributions.get(slot) for slot in slots)
         assert [(one.error, one.price, one.threshold) for one in changes] == [
-            (None, None, None)
-            if one.judgement is None
-            else (one.judgement.error, one.judgement.price, one.judgement.threshold)
+            (None, None, None) if one.rating is None else (one.rating.error, one.rating.price, one.rating.threshold)
             for one in decision.changes
         ]
         assert [(slots[one.slot], one.before, one.after, one.blueprint, one.cause, one.reason) for one in changes] == [
@@ -296,8 +294,8 @@ def test_a_loop_that_stops_early_says_so(tmp_path: Path):
 def test_what_becomes_of_unfinished_seeds_at_the_end_is_told(tmp_path: Path):
     loop = Loop("all_at_start", run=tmp_path / "run")
     train(loop, 3)
-    judgement = ModuleJudgement(0.25, 0.03, 0.1, 0.125)
-    kept = Change("0", Stage.BLENDING, Stage.FOSSILIZED, "norm", Cause.FOSSILIZE, Reason.NO_GATE, judgement)
+    rating = SeedRating(0.25, 0.03, 0.1, 0.125, None, None, None)
+    kept = Change("0", Stage.BLENDING, Stage.FOSSILIZED, "norm", Cause.FOSSILIZE, Reason.NO_GATE, rating)
     (recorder,) = loop.grower.callbacks
     recorder.on_finish(loop.grower, Ending((kept,), {"0": 0.25}))
     assert state(tmp_path / "run") is RunState.FINISHED

@@ -58,8 +58,8 @@ def test_all_that_was_planted_is_listed_with_what_became_of_it(controller: str) 
     assert [(one.slot, one.blueprint, one.planted) for one in ending.tried] == [life[:3] for life in lives(decisions)]
     assert all(one.kept is not None for one in ending.tried)
     for one in ending.tried:
-        assert one.judged is not None
-        assert one.planted <= one.judged <= DECISIONS
+        assert one.decided is not None
+        assert one.planted <= one.decided <= DECISIONS
         assert str(one) in str(ending).splitlines()
     kept = sum(seed.fossilized for seed in loop.model.seeds.values())
     assert str(ending).startswith(f"Finished. {len(tried)} module{'s' * (len(tried) != 1)} tried, {kept} kept.")
@@ -73,10 +73,10 @@ def test_a_rule_s_decision_has_the_figures_and_the_threshold_that_it_went_by(con
     judged = [one for one in play(loop, 2 * DECISIONS) if one.op in (Op.FOSSILIZE, Op.PRUNE)]
     assert judged
     for decision in judged:
-        figures, ends = decision.judgement, (Stage.FOSSILIZED, Stage.PRUNED)
+        figures, ends = decision.rating, (Stage.FOSSILIZED, Stage.PRUNED)
         (change,) = [one for one in decision.changes if one.slot == decision.slot and one.after in ends]
         assert figures is not None
-        assert figures == change.judgement
+        assert figures == change.rating
         assert figures.contribution == decision.contributions[str(decision.slot)]
         assert figures.threshold is not None
         assert (figures.price > 0) == (rent > 0)
@@ -89,8 +89,8 @@ def test_a_rule_s_decision_has_the_figures_and_the_threshold_that_it_went_by(con
         assert (decision.op is Op.FOSSILIZE) == reached
         verb, place = decision.op.name.lower(), f"{decision.blueprint} in {decision.slot}"
         assert f"{verb} {place}: {figures}; loss" in str(decision)
-        (module,) = [one for one in loop.model.tried if one.judged == decision.number]
-        assert (module.by, module.judgement) == (controller, figures)
+        (module,) = [one for one in loop.model.tried if one.decided == decision.number]
+        assert (module.by, module.rating) == (controller, figures)
 
 
 @torch.no_grad()
@@ -105,10 +105,10 @@ def measure_examples(model: nn.Module) -> tuple[Tensor, Tensor]:
 def test_where_the_value_of_each_example_is_known_figures_have_an_error(controller: str) -> None:
     loop = begun(controller, evaluate=measure_examples)
     decisions = play(loop, 2 * DECISIONS)
-    assert any(decision.judgement is not None for decision in decisions)
+    assert any(decision.rating is not None for decision in decisions)
     ending = loop.grower.finish()
-    figures = [one.judgement for one in ending.tried if one.judgement is not None]
-    figures += [one.judgement for one in decisions if one.judgement is not None]
+    figures = [one.rating for one in ending.tried if one.rating is not None]
+    figures += [one.rating for one in decisions if one.rating is not None]
     measured = [one for one in figures if one.contribution is not None]
     assert measured
     assert all(one.error is not None and 0 <= one.error < 0.2 for one in measured)
@@ -120,7 +120,7 @@ def test_where_the_value_of_each_example_is_known_figures_have_an_error(controll
 def test_without_a_threshold_the_figures_are_there_all_the_same() -> None:
     judged = [one for one in play(begun("random", rent=0.5), 2 * DECISIONS) if one.op in (Op.FOSSILIZE, Op.PRUNE)]
     assert judged
-    assert all(one.judgement is not None and one.judgement.threshold is None for one in judged)
+    assert all(one.rating is not None and one.rating.threshold is None for one in judged)
     assert not any("minimum" in str(one) for one in judged)
 
 
@@ -152,9 +152,11 @@ def test_a_module_that_is_pruned_slowly_is_listed_with_the_decision_that_judged_
         for change in decision.changes:
             if (change.cause, change.after) == (Cause.TICK, Stage.PRUNED):
                 judging = pruning.pop(change.slot)
-                assert change.judgement == judging.judgement
-                (module,) = [one for one in loop.model.tried if (one.slot, one.judged) == (change.slot, judging.number)]
-                assert (module.kept, module.by, module.judgement) == (False, "random", judging.judgement)
+                assert change.rating == judging.rating
+                (module,) = [
+                    one for one in loop.model.tried if (one.slot, one.decided) == (change.slot, judging.number)
+                ]
+                assert (module.kept, module.by, module.rating) == (False, "random", judging.rating)
                 slowly_gone += judging.number < decision.number
         if decision.op is Op.PRUNE and decision.slot is not None:
             pruning[decision.slot] = decision
@@ -170,7 +172,7 @@ def test_what_a_rollback_took_is_the_governor_s() -> None:
     assert decision.rollback.pruned
     gone = [module for module in loop.model.tried if module.kept is False]
     assert [module.slot for module in gone] == list(decision.rollback.pruned)
-    assert {(module.by, module.judged, module.judgement) for module in gone} == {("governor", 4, None)}
+    assert {(module.by, module.decided, module.rating) for module in gone} == {("governor", 4, None)}
 
 
 @pytest.mark.parametrize(("controller", "other"), [("periodic", True), ("all_at_start", False)])

@@ -6,17 +6,20 @@ import torch
 from esper.growth.attach import attach
 from esper.growth.blueprints.registry import get
 from esper.growth.model import GrowingModel
-from esper.growth.summary import SlotState
-from esper.growth.tried import ModuleJudgement, TriedModule, count_tried
+from esper.growth.summary import SlotState, TriedModule, count_tried
+from esper.lifecycle.rating import SeedRating
 from factories import mlp
 
+
+def rate(contribution, error, price, threshold, gain=None, gain_error=None, least_gain=None, note=""):
+    return SeedRating(contribution, error, price, threshold, gain, gain_error, least_gain, note)
+
+
 TRIED = (
-    TriedModule("0", "mlp", 1280, 4, 9, False, "look", ModuleJudgement(0.016, 0.0041, 0.0, 0.0, 0.012, 0.02, 0.03)),
-    TriedModule("2", "norm", 1, 10, 12, True, "heuristic", ModuleJudgement(0.5, None, 0.1, 0.12)),
+    TriedModule("0", "mlp", 1280, 4, 9, False, "look", rate(0.016, 0.0041, 0.0, 0.0, 0.012, 0.02, 0.03)),
+    TriedModule("2", "norm", 1, 10, 12, True, "heuristic", rate(0.5, None, 0.1, 0.12)),
     TriedModule("2", "mlp", 36, 13, 14, False, "governor"),
-    TriedModule(
-        "4", "mlp", 36, 14, 16, False, "finish", ModuleJudgement(None, None, 0.1, 0.1, note="had no effect yet")
-    ),
+    TriedModule("4", "mlp", 36, 14, 16, False, "finish", rate(None, None, 0.1, 0.1, note="had no effect yet")),
     TriedModule("0", "norm", 36, 15),
 )
 SENTENCES = (
@@ -36,21 +39,21 @@ def test_a_module_reads_as_a_sentence(module: TriedModule, sentence: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("judgement", "text"),
+    ("rating", "text"),
     [
-        (ModuleJudgement(-0.016, None, 0.0, None), "contribution -0.016, rent 0"),
-        (ModuleJudgement(0.0, None, 0.25, 0.25), "contribution 0, rent 0.25, minimum +0.25"),
-        (ModuleJudgement(0.1, None, 0.0, 0.0, note="so"), "contribution +0.1, rent 0, minimum 0; so"),
+        (rate(-0.016, None, 0.0, None), "contribution -0.016, rent 0"),
+        (rate(0.0, None, 0.25, 0.25), "contribution 0, rent 0.25, minimum +0.25"),
+        (rate(0.1, None, 0.0, 0.0, note="so"), "contribution +0.1, rent 0, minimum 0; so"),
         (
-            ModuleJudgement(0.1, 0.02, 0.0, 0.0, -0.005, None, 0.0),
+            rate(0.1, 0.02, 0.0, 0.0, -0.005, None, 0.0),
             "contribution +0.1 ± 0.02, rent 0, minimum 0; loss 0.50% lower without it, minimum 0.00%",
         ),
-        (ModuleJudgement(0.1, 0.02, 0.0, 0.0, 0.005, 0.01, None), "contribution +0.1 ± 0.02, rent 0, minimum 0"),
-        (ModuleJudgement(None, None, 0.0, 0.02), "contribution not measured"),
+        (rate(0.1, 0.02, 0.0, 0.0, 0.005, 0.01, None), "contribution +0.1 ± 0.02, rent 0, minimum 0"),
+        (rate(None, None, 0.0, 0.02), "contribution not measured"),
     ],
 )
-def test_figures_that_are_not_known_are_left_out(judgement: ModuleJudgement, text: str) -> None:
-    assert str(judgement) == text
+def test_figures_that_are_not_known_are_left_out(rating: SeedRating, text: str) -> None:
+    assert str(rating) == text
 
 
 def test_the_count_leaves_out_what_is_not_settled() -> None:
@@ -64,7 +67,7 @@ def test_a_summary_lists_what_was_tried() -> None:
     model.tried = TRIED
     lines = str(model.summary()).splitlines()
     start = lines.index("5 modules tried, 1 kept, 1 on probation")
-    names = "slot blueprint outcome by planted judged parameters"
+    names = "slot blueprint outcome by planted decided parameters"
     figures = "contribution error rent minimum loss without it loss error loss minimum"
     assert lines[start + 1].split() == f"{names} {figures}".split()
     assert [line.split() for line in lines[start + 2 :]] == [

@@ -8,23 +8,21 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from esper.engine.observation import Observation
 from esper.errors import ConfigError, did_you_mean
 from esper.growth.promise import PromiseSettings
 from esper.lifecycle.actions import Head
+from esper.lifecycle.rating import Figures, SeedRating
 from esper.lifecycle.rules import ActionMasks
-from esper.numerics.arrays import Bools, Floats, Ints
+from esper.numerics.arrays import Floats, Ints
 from esper.serialization import from_plain
 from esper.tasks.suite_files import allow_file, import_file, split_name
 
 Actions = Ints
-Figures: TypeAlias = NDArray[np.floating[Any]]
-"""Numbers of any precision."""
 
 
 @runtime_checkable
@@ -59,40 +57,11 @@ def get_promise_settings(controller: Controller) -> PromiseSettings | None:
     return controller.promise if isinstance(controller, PromiseReader) else None
 
 
-@dataclass(frozen=True)
-class SeedRating:
-    """What seeds are worth and must be worth to be kept, ``[E, S]`` each; NaN where that is not known.
-
-    Two conditions decide. By the score a seed must be worth its price; by the loss, the finer measure of the two, it
-    must be better than nothing beyond noise.
-    """
-
-    contribution: Figures
-    """Measured contribution of the seed to the score."""
-    error: Figures
-    """Standard error of the contribution."""
-    price: Figures
-    """Rent that the seed adds to the network's, in units of the score."""
-    threshold: Figures
-    """Contribution from which the seed is kept, its price included."""
-    loss_gain: Figures
-    """How much lower the validation loss is with the seed, as a share of the present loss."""
-    loss_error: Figures
-    """Standard error of ``loss_gain`` over validation examples; 0 where it is not known."""
-    loss_threshold: Figures
-    """``loss_gain`` from which the seed is kept; NaN where only the score decides."""
-
-    @property
-    def worth_keeping(self) -> Bools:
-        """Whether the seed reaches both, ``[E, S]``; False where its contribution was not measured."""
-        return (self.contribution >= self.threshold) & ~(self.loss_gain < self.loss_threshold)
-
-
 @runtime_checkable
 class SeedRater(Protocol):
     """A controller that keeps a seed from a threshold on: the same rating decides and explains the decision."""
 
-    def rate_seeds(self, observation: Observation) -> SeedRating:
+    def rate_seeds(self, observation: Observation) -> SeedRating[Figures]:
         """The rating of every seed that `Controller.act` goes by, whether or not a seed is due."""
         ...
 

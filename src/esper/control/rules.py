@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from esper.config.settings import Settings
-from esper.control.controller import Actions, CandidateRating, SeedRating, UniformStreams
+from esper.control.controller import Actions, CandidateRating, UniformStreams
 from esper.engine.observation import LONGEST_PLATEAU, MOST_TRIES, FeatureReader, Observation
 from esper.errors import ConfigError
 from esper.growth.promise import PromiseSettings
 from esper.lifecycle.actions import Head, Op, make_wait_actions
+from esper.lifecycle.rating import Figures, SeedRating
 from esper.lifecycle.rules import ActionMasks, canonicalise
 from esper.lifecycle.table import LIVE
 from esper.numerics.arrays import Bools, Float32s, Floats, Ints
@@ -91,7 +92,7 @@ def compute_marginal_rents(rent: Numbers, cost: Numbers, total: Numbers) -> Numb
     return rent[:, None] * (np.log1p(without + cost) - np.log1p(without))
 
 
-def rate_seeds(features: FeatureReader, margin: float = 0.0) -> SeedRating:
+def rate_seeds(features: FeatureReader, margin: float = 0.0) -> SeedRating[Figures]:
     """Rate every seed: it is kept if its contribution to the score exceeds its rent by ``margin``."""
     measured = features.slot("measured") > 0
     names = "accuracy_contribution", "loss_gain", "loss_gain_error"
@@ -108,7 +109,9 @@ def rate_seeds(features: FeatureReader, margin: float = 0.0) -> SeedRating:
     )
 
 
-def keep_or_prune(decisions: ActionBuilder, features: FeatureReader, probation: float, rating: SeedRating) -> None:
+def keep_or_prune(
+    decisions: ActionBuilder, features: FeatureReader, probation: float, rating: SeedRating[Figures]
+) -> None:
     """Fossilize the held seeds that are worth keeping, and prune the others.
 
     A seed is due once its contribution was measured and its stage's age reaches ``probation``, a share of the episode.
@@ -306,7 +309,7 @@ class Periodic:
         """The clock of each network and how many plantings it has had, ``[2, E]``."""
         return np.stack([np.full(len(seeds), -1), np.zeros(len(seeds), np.int64)])
 
-    def rate_seeds(self, observation: Observation) -> SeedRating:
+    def rate_seeds(self, observation: Observation) -> SeedRating[Figures]:
         """The rating of every seed."""
         return rate_seeds(FeatureReader(observation), self._settings.margin)
 
@@ -362,7 +365,7 @@ class Heuristic:
     def start(self, seeds: Sequence[int]) -> None:
         """It has no state: the observation has all that it needs."""
 
-    def rate_seeds(self, observation: Observation) -> SeedRating:
+    def rate_seeds(self, observation: Observation) -> SeedRating[Figures]:
         """The rating of every seed."""
         return rate_seeds(FeatureReader(observation), self._settings.margin)
 
@@ -439,7 +442,7 @@ class LookRule:
     def start(self, seeds: Sequence[int]) -> None:
         """It has no state: the observation has all that it needs."""
 
-    def rate_seeds(self, observation: Observation) -> SeedRating:
+    def rate_seeds(self, observation: Observation) -> SeedRating[Figures]:
         """The rating of every seed."""
         rating = rate_seeds(FeatureReader(observation))
         return replace(rating, loss_threshold=self._settings.standard_errors * rating.loss_error)

@@ -22,7 +22,7 @@ from esper.errors import ConfigError, RunError
 from esper.files import print_line, write_atomically
 from esper.grower.decision import Change, Decision, Ending
 from esper.grower.evaluation import ModelEvaluation
-from esper.growth.tried import format_signed
+from esper.lifecycle.rating import format_signed
 from esper.lifecycle.rules import GATES, Reason
 from esper.lifecycle.table import OWNING, Stage
 from esper.lifecycle.transitions import Cause
@@ -100,7 +100,7 @@ _ID = "id"
 _SAME = ("slots", "blueprints")
 """Metadata that must be the same in a run and in the grower that continues it."""
 _FIGURES = ("error", "price", "threshold", "loss_gain", "loss_error", "loss_threshold")
-"""The figures of a `ModuleJudgement` that an event of its slot has."""
+"""The figures of a `SeedRating` that an event of its slot has."""
 _EPISODE, _ENVIRONMENT = 1, 0
 """A run of a grower has one of each."""
 
@@ -212,7 +212,7 @@ class RunRecorder(GrowerCallback):
         for change in decision.changes:
             store.emit(_describe_change(change, grower, engine.contributions_before[0, slots.index(change.slot)]))
         owned = [Stage(stage) in OWNING for stage in engine.stages_before[0].tolist()]
-        figures = [grower.figures[slot] if occupied else None for slot, occupied in zip(slots, owned, strict=True)]
+        figures = [grower.ratings[slot] if occupied else None for slot, occupied in zip(slots, owned, strict=True)]
         charge, table = grower.network.charge, grower.network.table
         rent = grower.config.rent * math.log1p(float(charge.added(table, table.owning)[0]))
         steps = recorder.record_steps(
@@ -393,7 +393,7 @@ def _describe_change(change: Change, grower: Grower, contribution: float) -> Lif
         cause=change.cause.name.lower(),
         reason=change.reason.name.lower(),
         contribution=replace_unmeasured([float(contribution)])[0],
-        **({} if change.judgement is None else {name: getattr(change.judgement, name) for name in _FIGURES}),
+        **({} if change.rating is None else {name: getattr(change.rating, name) for name in _FIGURES}),
     )
 
 

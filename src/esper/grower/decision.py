@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
-from esper.control.controller import CandidateRating, Figures, SeedRating
+from esper.control.controller import CandidateRating
 from esper.control.rules import Never, compute_marginal_rents
 from esper.engine.governor import Governor
 from esper.engine.measurements import Evaluation
@@ -21,8 +21,9 @@ from esper.grower.config import ALL_AT_START
 from esper.grower.evaluation import store_contributions
 from esper.grower.governor import Rollback
 from esper.growth.model import GrowingModel
-from esper.growth.tried import ModuleJudgement, TriedModule, count_tried, read_figure
+from esper.growth.summary import TriedModule, count_tried
 from esper.lifecycle.actions import Op
+from esper.lifecycle.rating import Figures, SeedRating
 from esper.lifecycle.rules import Reason
 from esper.lifecycle.table import Stage
 from esper.lifecycle.transitions import Cause, Transitions, concatenate_transitions, finish_growth
@@ -42,7 +43,7 @@ class Change:
     cause: Cause
     reason: Reason
     """Verdict of the gate before the new stage. It says whether the change is allowed, not whether it is useful."""
-    judgement: ModuleJudgement | None = None
+    rating: SeedRating[float | None] | None = None
     """The measurements that decided to keep or prune the module; None for other changes, and after a rollback."""
 
 
@@ -80,7 +81,7 @@ class Decision:
     """Whether `esper.Grower.finished` held: stop training."""
     broken: str
     """Broken constraints and by how much; empty if none."""
-    judgement: ModuleJudgement | None = None
+    rating: SeedRating[float | None] | None = None
     """The measurements that decided to keep or prune a module; None for other operations."""
 
     def __str__(self) -> str:
@@ -108,42 +109,25 @@ class Decision:
         what = self.op.name.lower()
         where = "" if self.slot is None else f" {self.blueprint} in {self.slot}" if self.blueprint else f" {self.slot}"
         undone = "" if self.rollback is None else f" after a rollback ({self.rollback.trouble.name.lower()})"
-        why = "" if self.judgement is None else f": {self.judgement}"
+        why = "" if self.rating is None else f": {self.rating}"
         return f"{what}{where}{undone}{why}{': finished' if self.finished else ''}"
 
 
-def describe_judgements(
-    slots: Sequence[str], evaluation: Evaluation, prices: Floats, judgement: SeedRating | None
-) -> dict[str, ModuleJudgement]:
-    """The figures of the module in each slot, by slot: with its price ``[1, S]`` and the controller's thresholds.
+def rate_modules(evaluation: Evaluation, prices: Floats, rating: SeedRating[Figures] | None) -> SeedRating[Figures]:
+    """What the modules are worth as measured, by their prices ``[1, S]`` and the thresholds of a controller's rating.
 
-    ``judgement`` is None if no threshold decides.
+    ``rating`` is None if no threshold decides.
     """
     unknown = np.full_like(prices, np.nan)
-    thresholds, loss_thresholds = unknown, unknown
-    if judgement is not None:
+    return SeedRating(
+        contribution=evaluation.accuracy_contribution,
+        error=evaluation.accuracy_error,
+        price=prices,
         # The controller has seen the price in single precision.
-        thresholds = prices + (judgement.threshold - judgement.price)
-        loss_thresholds = judgement.loss_threshold
-    return {
-        slot: _describe_judgement(evaluation, place, prices, thresholds, loss_thresholds)
-        for place, slot in enumerate(slots)
-    }
-
-
-def _describe_judgement(
-    evaluation: Evaluation, place: int, prices: Floats, thresholds: Figures, loss_thresholds: Figures, note: str = ""
-) -> ModuleJudgement:
-    """The figures of the module in the slot number ``place`` of a single model."""
-    return ModuleJudgement(
-        contribution=read_figure(float(evaluation.accuracy_contribution[0, place])),
-        error=read_figure(float(evaluation.accuracy_error[0, place])),
-        price=float(prices[0, place]),
-        threshold=read_figure(float(thresholds[0, place])),
-        loss_gain=read_figure(float(evaluation.divide_by_loss(evaluation.loss_contribution)[0, place])),
-        loss_error=read_figure(float(evaluation.divide_by_loss(evaluation.loss_error)[0, place])),
-        loss_threshold=read_figure(float(loss_thresholds[0, place])),
-        note=note,
+        threshold=unknown if rating is None else prices + (rating.threshold - rating.price),
+        loss_gain=evaluation.divide_by_loss(evaluation.loss_contribution),
+        loss_error=evaluation.divide_by_loss(evaluation.loss_error),
+        loss_threshold=unknown if rating is None else rating.loss_threshold,
     )
 
 
@@ -154,16 +138,19 @@ def compute_prices(network: GrowingNetwork, rent: float) -> Floats:
 
 
 def list_changes(
-    slots: Sequence[str], blueprints: Sequence[str], changes: Transitions, judgements: Mapping[str, ModuleJudgement]
+    slots: Sequence[str],
+    blueprints: Sequence[str],
+    changes: Transitions,
+    ratings: Mapping[str, SeedRating[float | None]],
 ) -> tuple[Change, ...]:
     """The transitions of one model with the names of slots and blueprints.
 
-    ``judgements`` has the figures by which the module in each slot is kept or pruned.
+    ``ratings`` has the figures by which the module in each slot is kept or pruned.
     """
 
-    def find_judgement(index: int) -> ModuleJudgement | None:
+    def find_rating(index: int) -> SeedRating[float | None] | None:
         ends = changes.after[index] in (Stage.FOSSILIZED, Stage.PRUNED) and changes.cause[index] != Cause.ROLLBACK
-        return judgements.get(slots[int(changes.slot[index])]) if ends else None
+        return ratings.get(slots[int(changes.slot[index])]) if ends else None
 
     return tuple(
         Change(
@@ -173,7 +160,7 @@ def list_changes(
             blueprint=blueprints[int(changes.blueprint[index])] if changes.blueprint[index] >= 0 else None,
             cause=Cause(int(changes.cause[index])),
             reason=Reason(int(changes.reason[index])),
-            judgement=find_judgement(index),
+            rating=find_rating(index),
         )
         for index in range(len(changes))
     )
@@ -187,8 +174,8 @@ class Ending:
     """Changes of unfinished modules to FOSSILIZED or PRUNED, in the order decided, with cause FINISH. Empty if there
     were no unfinished modules."""
     contributions: dict[str, float]
-    """Contributions of unfinished modules by slot, as in `Decision`, measured when they were judged. Modules that did
-    not affect the output are left out."""
+    """Contributions of unfinished modules by slot, as in `Decision`, measured when they were decided on. Modules that
+    did not affect the output are left out."""
     tried: tuple[TriedModule, ...] = ()
     """All modules ever planted, in order of planting, pruned ones included."""
     advice: tuple[str, ...] = ()
@@ -227,13 +214,10 @@ class TriedModules:
         self.best: BestCandidate | None = None
         """None if the controller does not rate candidates, or no promise was measured."""
 
-    def list_pending(self) -> dict[str, ModuleJudgement]:
+    def list_pending(self) -> dict[str, SeedRating[float | None]]:
         """The figures by which modules are being pruned, by slot, while their alpha falls."""
-        return {
-            module.slot: module.judgement
-            for module in self.modules
-            if module.kept is None and module.judgement is not None
-        }
+        modules = self.modules
+        return {one.slot: one.rating for one in modules if one.kept is None and one.rating is not None}
 
     def record(
         self,
@@ -264,7 +248,7 @@ class TriedModules:
         place = None if decision.op is not Op.PRUNE or decision.slot is None else self._find_last(decision.slot)
         if place is not None and self.modules[place].kept is None:
             module = self.modules[place]
-            self.modules[place] = replace(module, judged=decision.number, by=by, judgement=decision.judgement)
+            self.modules[place] = replace(module, decided=decision.number, by=by, rating=decision.rating)
 
     def settle(self, changes: Sequence[Change], decision: int, by: str) -> None:
         """Note which modules were kept and pruned, by these ``changes`` with or after a ``decision``."""
@@ -274,9 +258,9 @@ class TriedModules:
             if change.after not in (Stage.FOSSILIZED, Stage.PRUNED) or place is None:
                 continue
             module = self.modules[place]
-            if module.judged is None or change.cause not in (Cause.TICK, Cause.FINISH):
+            if module.decided is None or change.cause not in (Cause.TICK, Cause.FINISH):
                 by_cause = causes.get(change.cause, by)
-                module = replace(module, judged=decision, by=by_cause, judgement=change.judgement)
+                module = replace(module, decided=decision, by=by_cause, rating=change.rating)
             self.modules[place] = replace(module, kept=change.after is Stage.FOSSILIZED)
 
     def _find_last(self, slot: str) -> int | None:
@@ -325,7 +309,7 @@ _CONSTANT = "not kept because the output is the same for all examples and the mo
 
 
 def resolve_unfinished(
-    backend: ModelBackend, governor: Governor, rent: float, rating: SeedRating | None, unreached: Bools
+    backend: ModelBackend, governor: Governor, rent: float, rating: SeedRating[Figures] | None, unreached: Bools
 ) -> Ending:
     """End growth: keep the unfinished modules that are worth it by the controller's thresholds, and prune the others.
 
@@ -358,10 +342,9 @@ def resolve_unfinished(
     # measured again, until all that are left are.
     margin = np.zeros_like(prices) if rating is None else rating.threshold - rating.price
     loss_thresholds = np.full_like(prices, np.nan) if rating is None else rating.loss_threshold
-    judgements = {
-        slot: ModuleJudgement(None, None, prices[0, place], prices[0, place] + margin[0, place], note=notes[0, place])
-        for place, slot in enumerate(slots)
-    }
+    unknown = np.full_like(prices, np.nan)
+    unmeasured = SeedRating(unknown, unknown, prices, prices + margin, unknown, unknown, unknown)
+    ratings = {slot: unmeasured.select(0, place, notes[0, place]) for place, slot in enumerate(slots)}
     contributions: dict[str, float] = {}
     while (live := network.table.live).any():
         evaluation = backend.measure_dependence(live)
@@ -386,15 +369,14 @@ def resolve_unfinished(
             if low_gain.any():
                 ranked = np.where(low_gain, surplus, math.inf)
             pruned.flat[ranked.argmin()] = True
+        measured = replace(rate_modules(evaluation, prices, rating), threshold=prices + margin)
         for place in np.flatnonzero(live[0]).tolist():
             note = ""
             if pruned[0, place] and above_thresholds[0, place]:
                 note = _BROKEN if constraint_broken else _CONSTANT
-            judgements[slots[place]] = _describe_judgement(
-                evaluation, place, prices, prices + margin, loss_thresholds, note
-            )
+            ratings[slots[place]] = measured.select(0, place, note)
             contributions[slots[place]] = float(evaluation.accuracy_contribution[0, place])
         resolve(kept, pruned)
-    changes = list_changes(slots, network.blueprints, concatenate_transitions(parts), judgements)
+    changes = list_changes(slots, network.blueprints, concatenate_transitions(parts), ratings)
     in_order = {slot: contributions[slot] for slot in slots if math.isfinite(contributions.get(slot, math.nan))}
     return Ending(changes, in_order)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from esper.config.arguments import Advice, FilePath, check_arguments, describe_value
-from esper.control.controller import Actions, CandidateRater, CandidateRating, SeedRater, SeedRating
+from esper.control.controller import Actions, CandidateRater, CandidateRating, SeedRater
 from esper.control.rules import ActionBuilder
 from esper.engine.engine import GrowthEngine
 from esper.engine.governor import Intervention
@@ -36,8 +36,8 @@ from esper.grower.decision import (
     TriedModules,
     advise,
     compute_prices,
-    describe_judgements,
     list_changes,
+    rate_modules,
     resolve_unfinished,
 )
 from esper.grower.distributed import Processes
@@ -58,8 +58,8 @@ from esper.growth.model import MODEL_ADVICE, OPTIMIZER_ADVICE, GrowingModel, req
 from esper.growth.optimizers import unwrap_optimizer
 from esper.growth.persist import describe_structure, require_structure
 from esper.growth.promise import Promises
-from esper.growth.tried import ModuleJudgement
 from esper.lifecycle.actions import Head, Op, make_wait_actions
+from esper.lifecycle.rating import Figures, SeedRating
 from esper.lifecycle.table import Stage
 from esper.lifecycle.transitions import concatenate_transitions
 from esper.numerics.arrays import Bools, Floats
@@ -162,7 +162,7 @@ class Grower:
         ]
         self.trials = TriedModules()
         """Every module that was planted, with its outcome, and the best candidate."""
-        self.figures: dict[str, ModuleJudgement] = {}
+        self.ratings: dict[str, SeedRating[float | None]] = {}
         """By slot: what decided at the newest decision whether its module is kept, for whoever records it."""
         model.tried = ()
         self._timing = timing
@@ -275,7 +275,7 @@ class Grower:
             # controller.
             finished, before = self.finished, network.table
             actions, controller_state = make_wait_actions(1), self._controller_state
-            judgement, rating = None, None
+            seed_rating, candidate_rating = None, None
             if breaker.any():
                 builder = ActionBuilder(masks)
                 builder.act_on(Op.PRUNE, breaker)
@@ -283,7 +283,7 @@ class Grower:
             elif not finished:
                 conditions = self._list_conditions()
 
-                def consult() -> tuple[Actions, Any, SeedRating | None, CandidateRating | None]:
+                def consult() -> tuple[Actions, Any, SeedRating[Figures] | None, CandidateRating | None]:
                     controller, observation = self.controller, self.engine.observe(*conditions)
                     return (
                         *controller.act(observation, masks, self._controller_state),
@@ -291,7 +291,8 @@ class Grower:
                         controller.rate_candidates(observation) if isinstance(controller, CandidateRater) else None,
                     )
 
-                actions, controller_state, judgement, rating = self._processes.run_on_first_process(consult)
+                consulted = self._processes.run_on_first_process(consult)
+                actions, controller_state, seed_rating, candidate_rating = consulted
             prices = compute_prices(network, self.config.rent)
 
             # Carry it out. A failure leaves model, optimizer and table as they were.
@@ -305,8 +306,9 @@ class Grower:
             if backend.promise_recorder is not None:
                 backend.promise_recorder.clear()
 
-            # Report it, with the figures by which modules were kept or pruned. What is pruned slowly was judged before.
-            judgements = describe_judgements(slots, evaluation, prices, judgement) | self.trials.list_pending()
+            # Report it, with the figures by which modules are kept or pruned. What is pruned slowly was decided before.
+            measured = rate_modules(evaluation, prices, seed_rating)
+            ratings = {name: measured.select(0, index) for index, name in enumerate(slots)} | self.trials.list_pending()
             changes = concatenate_transitions([intervention.transitions, result.transitions])
             blueprints, contributions = network.blueprints, evaluation.accuracy_contribution
             op, place = Op(int(actions[0, Head.OP])), int(actions[0, Head.SLOT])
@@ -318,7 +320,7 @@ class Grower:
                 op=op,
                 slot=slot,
                 blueprint=None if slot is None else blueprints[blueprint],
-                changes=list_changes(slots, blueprints, changes, judgements),
+                changes=list_changes(slots, blueprints, changes, ratings),
                 contributions={name: value for name, value in by_slot.items() if math.isfinite(value)},
                 loss=float(evaluation.loss[0]),
                 metric=backend.scores.metric,
@@ -327,12 +329,12 @@ class Grower:
                 rollback=rollback,
                 finished=finished,
                 broken=backend.constraints.describe_broken(broken),
-                judgement=judgements[slot] if slot is not None and op in (Op.FOSSILIZE, Op.PRUNE) else None,
+                rating=ratings[slot] if slot is not None and op in (Op.FOSSILIZE, Op.PRUNE) else None,
             )
             by = "constraint" if breaker.any() else self.controller.name
-            self.trials.record(decision, by, self.model, rating, blueprints)
+            self.trials.record(decision, by, self.model, candidate_rating, blueprints)
             self.model.tried = tuple(self.trials.modules)
-            self.figures = judgements
+            self.ratings = ratings
             self._notify(lambda callback: callback.on_decision(self, decision))
             self._share_spending()
         self._prepare_training()
@@ -419,14 +421,14 @@ class Grower:
                 skill, finite = np.full((1, backend.skills), math.nan), np.zeros(1, np.bool_)
                 self._require_rollbacks_left(governor.check(unknown, skill, finite, None, _EVERYONE))
             # The controller's thresholds for the modules as they were last measured.
-            controller, judgement = self.controller, None
+            controller, rating = self.controller, None
             if unfinished and isinstance(controller, SeedRater):
                 self._share_spending()
                 conditions = self._list_conditions()
-                judgement = self._processes.run_on_first_process(
+                rating = self._processes.run_on_first_process(
                     lambda: controller.rate_seeds(self.engine.observe(*conditions))
                 )
-            ending = resolve_unfinished(backend, governor, self.config.rent, judgement, self._unreached)
+            ending = resolve_unfinished(backend, governor, self.config.rent, rating, self._unreached)
             # What was kept before may not have been measured at the last decision.
             stale = (network.table.stage == Stage.FOSSILIZED) & (network.measurements.contribution_age > 0)
             if stale.any():

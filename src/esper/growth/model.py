@@ -39,8 +39,7 @@ from esper.growth.positions import is_mask_or_cache, list_argument_names
 from esper.growth.probe import probe
 from esper.growth.seed import Seed
 from esper.growth.slot import Slot
-from esper.growth.summary import GrowthSummary, Offer, Preview, summarise_slot
-from esper.growth.tried import TriedModule
+from esper.growth.summary import GrowthSummary, Offer, Preview, TriedModule, summarise_slot
 
 M = TypeVar("M", bound=nn.Module)
 

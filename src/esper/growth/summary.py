@@ -9,7 +9,7 @@ from enum import StrEnum
 from esper.errors import plural
 from esper.growth.site import Layout
 from esper.growth.slot import Slot
-from esper.growth.tried import TriedModule, count_tried, format_signed
+from esper.lifecycle.rating import SeedRating, format_signed
 
 NOTHING = "-"
 """An empty cell of a table."""
@@ -47,6 +47,39 @@ class SlotSummary:
     """The seed's weight."""
     contribution: float | None
     """Score with the seed minus score without it, as last measured by a grower; None before."""
+
+
+@dataclass(frozen=True)
+class TriedModule:
+    """A module that was planted, and its outcome. Decisions are numbered from 1."""
+
+    slot: str
+    blueprint: str
+    parameters: int
+    """Number of scalars."""
+    planted: int
+    """Decision that planted it."""
+    decided: int | None = None
+    """Decision that kept or pruned it, or the last decision of growth; None while it is on probation."""
+    kept: bool | None = None
+    """Whether it was kept permanently; None until decided."""
+    by: str = ""
+    """What kept or pruned it: the controller's name; ``gate`` (its output was not finite); ``governor`` (a rollback);
+    ``constraint`` (one was broken); or ``finish``."""
+    rating: SeedRating[float | None] | None = None
+    """The measurements that decided; None if it was rolled back or not rated."""
+
+    @property
+    def outcome(self) -> str:
+        """``kept``, ``pruned`` or ``on probation``."""
+        return {True: "kept", False: "pruned", None: "on probation"}[self.kept]
+
+    def __str__(self) -> str:
+        """``pruned mlp in u2 at decision 9 by look: contribution +0.016, ... (planted at decision 4, ...)``."""
+        when = "" if self.decided is None else f" at decision {self.decided} by {self.by}"
+        figures = "" if self.rating is None else f": {self.rating}"
+        planted = f"planted at decision {self.planted}, {plural(self.parameters, 'parameter')}"
+        return f"{self.outcome} {self.blueprint} in {self.slot}{when}{figures} ({planted})"
 
 
 @dataclass(frozen=True, repr=False)
@@ -150,25 +183,32 @@ def summarise_slot(slot: Slot) -> SlotSummary:
     )
 
 
+def count_tried(tried: Sequence[TriedModule]) -> str:
+    """The numbers of modules tried and kept, as text: ``2 modules tried, 0 kept``."""
+    kept = sum(module.kept is True for module in tried)
+    undecided = sum(module.kept is None for module in tried)
+    return f"{plural(len(tried), 'module')} tried, {kept:,} kept{f', {undecided:,} on probation' if undecided else ''}"
+
+
 def _format_tried(tried: Sequence[TriedModule]) -> str:
     """One row per module, in the order of planting."""
-    titles = ("slot", "blueprint", "outcome", "by", "planted", "judged", "parameters")
+    titles = ("slot", "blueprint", "outcome", "by", "planted", "decided", "parameters")
     figures = ("contribution", "error", "rent", "minimum", "loss without it", "loss error", "loss minimum")
     rows: list[Sequence[str]] = []
     for module in tried:
         cells = (NOTHING,) * len(figures)
-        if (judgement := module.judgement) is not None:
+        if (rating := module.rating) is not None:
             cells = (
-                NOTHING if judgement.contribution is None else format_signed(judgement.contribution),
-                _show(judgement.error, ".2g"),
-                f"{judgement.price:.3g}",
-                NOTHING if judgement.threshold is None else format_signed(judgement.threshold),
-                _show(judgement.loss_gain, "+.2%"),
-                _show(judgement.loss_error, ".2%"),
-                _show(judgement.loss_threshold, ".2%"),
+                NOTHING if rating.contribution is None else format_signed(rating.contribution),
+                _show(rating.error, ".2g"),
+                f"{rating.price:.3g}",
+                NOTHING if rating.threshold is None else format_signed(rating.threshold),
+                _show(rating.loss_gain, "+.2%"),
+                _show(rating.loss_error, ".2%"),
+                _show(rating.loss_threshold, ".2%"),
             )
         names = (module.slot, module.blueprint, module.outcome, module.by or NOTHING)
-        rows.append((*names, str(module.planted), _show(module.judged, ""), f"{module.parameters:,}", *cells))
+        rows.append((*names, str(module.planted), _show(module.decided, ""), f"{module.parameters:,}", *cells))
     return align_columns([(*titles, *figures), *rows], numbers_from=titles.index("planted"))
 
 
