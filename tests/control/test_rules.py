@@ -235,7 +235,7 @@ def test_a_lower_loss_does_not_pay_the_rent_of_a_seed() -> None:
 @JUDGES
 @pytest.mark.parametrize("rent", [0.0, 0.08, 0.5])
 @pytest.mark.parametrize("margin", [0.0, 0.02])
-def test_the_rating_that_explains_is_the_one_that_decides(judge, rent: float, margin: float) -> None:
+def test_the_rating_of_seeds_that_explains_is_the_one_that_decides(judge, rent: float, margin: float) -> None:
     margin = 0.0 if judge is look else margin
     rule = judge() if judge is look else judge(margin=margin)
     for contribution in np.linspace(-0.05, 0.35, 9):
@@ -473,7 +473,7 @@ def test_of_two_candidates_above_the_threshold_the_large_one_is_preferred() -> N
 @pytest.mark.parametrize("threshold", [0.0, 0.3, 0.45, 0.7])
 @pytest.mark.parametrize("price", [0.0, 0.3])
 @pytest.mark.parametrize("size", [0.0, 1.0])
-def test_the_rating_that_explains_is_the_one_that_decides(threshold: float, price: float, size: float) -> None:
+def test_the_rating_that_explains_a_planting_decides(threshold: float, price: float, size: float) -> None:
     rule, situation = look(threshold=threshold, price=price, size=size), promising()
     rating = rule.rate_candidates(situation.observe()[0])
     assert rating.threshold == threshold
