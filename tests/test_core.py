@@ -11,7 +11,7 @@ import pytest
 from esper.cli import COMMANDS
 from esper.errors import ConfigError
 from esper.extras import EXTRAS
-from esper.grower import controllers
+from esper.grower import config
 
 TRAIN = EXTRAS["train"]
 WITHOUT_THE_EXTRA = f"""
@@ -107,10 +107,10 @@ def test_a_command_without_its_extra_is_one_sentence(command: str, tmp_path: Pat
 
 
 def test_a_learned_controller_without_the_extra_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(controllers, "open_policy", lambda *_: None)
+    monkeypatch.setattr(config, "open_policy", lambda *_: None)
     monkeypatch.setitem(sys.modules, "yaml", None)
     with pytest.raises(ConfigError, match=r"^controller 'mine', which is the run of a training, needs yaml: pip inst"):
-        controllers.choose_controller("mine", None, None, None)
+        config.choose_controller("mine", None, None, None)
 
 
 @pytest.mark.landing

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from esper import serialization
 from esper.control.learned import LearnedController
 from esper.rl.ppo import PolicyOptimizer
 from esper.runs.events import RunInterrupted
 from esper.runs.reader import RunReader
 from esper.runs.run_directory import RunDirectory
-from esper.serialization import Checkpoints, checkpoints
+from esper.serialization import Checkpoints
 from esper.signals import Interrupts, Terminated
 from esper.train import trainer
 from train.runs import (
@@ -85,7 +86,7 @@ PLACES = {
     "update": (PolicyOptimizer, "step", 1, 1),
     "update before a probe": (PolicyOptimizer, "step", 6, 1),
     "probe": (LearnedController, "act", 3, 1),
-    "checkpoint": (checkpoints, "write_atomically", 1, 4),  # of the last iteration, which ends the run anyway
+    "checkpoint": (serialization, "write_atomically", 1, 4),  # of the last iteration, which ends the run anyway
 }
 """What to interrupt, at which call, and which iteration is the last one whole then."""
 
