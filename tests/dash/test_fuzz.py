@@ -11,13 +11,13 @@ import pytest
 from starlette.testclient import TestClient
 
 from dash.planted_run import Plan, plant
-from esper.dash.app import Access, Views, dashboard
+from esper.dash.app import PAGES, Access, dashboard
 from esper.dash.run_view import RunFinder
 
 pytestmark = pytest.mark.landing
 
 TOKEN = "a-secret-of-many-letters"
-VIEWS = [f"/api/{view}" for view in (*Views.NAMES, "none")]
+VIEWS = [f"/api/{view}" for view in ("runs", "compare", "stream", *PAGES, "none")]
 PARAMETERS = ["run", "episode", "environment", "step", "type", "text", "before", "after", "token", "unknown"]
 HEADERS = ["last-event-id", "host", "cookie", "range", "if-range", "if-none-match", "if-modified-since"]
 HEADERS += ["accept", "content-type", "content-length", "origin", "x-forwarded-for", "user-agent"]
@@ -72,7 +72,7 @@ def test_whoever_does_not_read_is_cut_off_at_the_end_without_complaint(planted: 
     script = (
         "import sys; from pathlib import Path; from esper.dash import app; "
         "from esper.dash.run_view import RunFinder; from starlette.responses import StreamingResponse; "
-        "app.Views.respond = lambda self, request: StreamingResponse(iter(lambda: b'x' * 2**20, None)); "
+        "app.FileResponse = lambda _: StreamingResponse(iter(lambda: b'x' * 2**20, None)); "
         "say = lambda line: print(line, flush=True); "
         "app.serve(RunFinder((Path(sys.argv[1]),)), app.create_access('127.0.0.1', None), 0, False, say)"
     )
@@ -82,7 +82,7 @@ def test_whoever_does_not_read_is_cut_off_at_the_end_without_complaint(planted: 
         assert process.stdout
         port = int(process.stdout.readline().rstrip().rstrip("/").rpartition(":")[2])
         with socket.create_connection(("127.0.0.1", port)) as slow:
-            slow.sendall(b"GET /api/runs HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            slow.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
             assert slow.recv(10)
             time.sleep(0.5)  # buffers are full now
             process.send_signal(signal.SIGINT)

@@ -13,7 +13,7 @@ from dash.own_metrics import DECISIONS, KINDS, Kind
 from esper import Decision
 from esper.cli import main
 from esper.dash import formats
-from esper.dash.pages import describe_comparison, describe_model
+from esper.dash.pages import describe_compared, describe_model
 from esper.lab.report import report_on
 from esper.runs.events import StepTaken
 from esper.runs.loggers import read_metrics
@@ -134,7 +134,7 @@ def test_the_dashboards_model_page_is_told_it(run: Run):
 
 
 def test_the_dashboards_comparison_shows_each_run_by_its_own(runs: dict[str, Run]):
-    found = describe_comparison({name: one.path / "run.db" for name, one in runs.items()})
+    found = [describe_compared(name, one.path / "run.db") for name, one in runs.items()]
     for told, one in zip(found, runs.values(), strict=True):
         assert (told["metric"], told["values"]) == (one.kind.metric, one.values)
         assert told["late"]["high"] == max(one.values[-math.ceil(DECISIONS / 3) :])

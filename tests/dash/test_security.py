@@ -26,7 +26,7 @@ def test_every_answer_has_all_headers(tmp_path: Path, path: str):
 
 
 def test_even_a_defect_is_answered_with_all_headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("esper.dash.app.list_runs", lambda _: {}[0])
+    monkeypatch.setattr(RunFinder, "find", lambda _: {}[0])
     answer = client(tmp_path).get("/api/runs")
     assert answer.status_code == 500
     assert {name: answer.headers[name] for name in HEADERS} == HEADERS

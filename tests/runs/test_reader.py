@@ -144,7 +144,7 @@ def test_a_store_whose_pages_never_end_ends_in_a_sentence(store: RunStore, monke
 
 
 def test_an_answer_has_a_largest_size(reader: RunReader, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(database, "LARGEST_ANSWER", 2**20)
+    monkeypatch.setattr("esper.runs.reader.LARGEST_ANSWER", 2**20)
     many = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n LIMIT 100000) SELECT x, 'some text' FROM n"
     for read in (reader.query, reader.rows):
         with pytest.raises(RunError, match="select less of it"):

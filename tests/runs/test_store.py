@@ -129,17 +129,6 @@ def test_too_many_events_are_committed_by_whoever_emits_one_more(path: Path, mon
         assert len(reader.records()) == 25
 
 
-@pytest.mark.usefixtures("_no_commits")
-def test_scalars_that_are_replaced_before_a_commit_are_counted(path: Path):
-    with RunStore.create(path) as store:
-        for value in range(5):
-            store.record_scalars(1, {"x": value, f"y{value}": 0.0})
-        assert store.coalesced == 4
-        store.flush()
-        assert store.series("x") == [(1, 4.0)]
-        assert len(store.scalar_names()) == 6
-
-
 def test_events_of_many_threads_are_all_kept(path: Path):
     with RunStore.create(path) as store:
         with ThreadPoolExecutor(4) as threads:
@@ -162,23 +151,26 @@ def test_on_a_shared_file_system_there_is_no_write_ahead_log(path: Path, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("path", "kind", "safe"),
+    ("path", "shared"),
     [
-        ("/home/me/runs", "nfs4", False),
-        ("/home/me/local/runs", "xfs", True),
-        ("/mnt/a b/runs", "fuse.sshfs", False),
-        ("/homestead", "ext4", True),
-        ("/over/runs", "9p", False),
+        ("/home/me/runs", True),
+        ("/home/me/local/runs", False),
+        ("/mnt/a b/runs", True),
+        ("/homestead", False),
+        ("/over/runs", True),
     ],
 )
-def test_the_file_system_is_that_of_the_nearest_mount(path: str, kind: str, safe: bool):
-    assert database.file_system(Path(path), MOUNTS) == kind
-    assert database.wal_safe(kind) is safe
+def test_the_file_system_is_that_of_the_nearest_mount(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, shared: bool
+):
+    (tmp_path / "mounts").write_text(MOUNTS)
+    monkeypatch.setattr(database, "MOUNTS", tmp_path / "mounts")
+    assert database.lacks_shared_memory(Path(path)) is shared
 
 
-def test_elsewhere_than_on_linux_the_file_system_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_elsewhere_than_on_linux_the_write_ahead_log_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(database, "MOUNTS", tmp_path / "nowhere")
-    assert database.wal_safe(database.file_system_of(tmp_path)) is None
+    assert not database.lacks_shared_memory(tmp_path)
 
 
 def test_a_killed_process_loses_only_what_was_not_flushed(path: Path):

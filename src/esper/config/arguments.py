@@ -26,7 +26,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 ARGUMENTS = ConfigDict(arbitrary_types_allowed=True, strict=True)
-"""Pydantic's configuration for arguments: "10" is no number, and 1 is not True."""
+"""Pydantic's configuration for arguments: "10" is not a number, and 1 is not True."""
 LARGEST = 2**63 - 1
 """The largest integer that arguments may be."""
 
@@ -91,18 +91,11 @@ Batches = Annotated[
 ]
 
 
-class _Arguments(BaseModel):
-    model_config = ARGUMENTS
-
-
 def check_arguments(error: type[EsperError], **advice: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Decorator that checks a function's arguments against its type hints, and raises ``error`` with a sentence.
 
-    Missing and unknown arguments are left to Python. Defaults are not checked.
-
-    Args:
-        error: The type of error to raise.
-        advice: By argument, what to give, where that is more specific than the hint's `Advice`.
+    Missing and unknown arguments are left to Python. Defaults are not checked. ``advice`` says by argument what to
+    give, where that is more specific than the hint's `Advice`.
     """
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
@@ -110,7 +103,7 @@ def check_arguments(error: type[EsperError], **advice: str) -> Callable[[Callabl
 
         @functools.cache
         def build_model() -> type[BaseModel]:
-            # Built at the first call, when every name in the hints is defined.
+            # At the first call, when every name in the hints is defined.
             hints = get_type_hints(function, include_extras=True)
             fields = {
                 name: (hints[name], Field(None, validate_default=False))
@@ -118,7 +111,7 @@ def check_arguments(error: type[EsperError], **advice: str) -> Callable[[Callabl
                 if name in hints
                 if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
             }
-            return create_model(function.__qualname__, __base__=_Arguments, **cast("Any", fields))
+            return create_model(function.__qualname__, __config__=ARGUMENTS, **cast("Any", fields))
 
         @functools.wraps(function)
         def call(*arguments: P.args, **keywords: P.kwargs) -> T:

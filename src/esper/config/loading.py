@@ -1,7 +1,7 @@
-"""Settings from a YAML file and `--set` overrides, with errors that a person can act on, and how two settings differ.
+"""Settings from a YAML file and `--set` overrides, and how two settings differ.
 
 The file and the overrides are merged first and validated once, so an override may also change the kind of a
-discriminated union. Every mistake ends in a ConfigError of one sentence.
+discriminated union. Every mistake is a ConfigError of one sentence.
 """
 
 from __future__ import annotations
@@ -13,22 +13,19 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from yaml.constructor import ConstructorError
 from yaml.scanner import ScannerError
 
-from esper.config.settings import (
-    Settings,
-    describe_first_error,
-    find_models,
-)
+from esper.config.settings import Settings, describe_first_error, find_models
 from esper.errors import ConfigError
 from esper.files import read_bounded, write_atomically
 
 MOST_BYTES = 64 * 2**10
-"""The largest file that is read. Settings are far smaller, and more takes seconds to parse."""
+"""The largest file that is read: more takes seconds to parse."""
 DEEPEST = 50
-"""Most levels of brackets. The time that the scanner takes grows with their square."""
+"""Most levels of brackets, with whose square the scanner's time grows."""
 LONGEST_NUMBER = 400
-"""Most characters of a number. The time to read or print one grows with their square."""
+"""Most characters of a number, with whose square the time to read or print it grows."""
 
 _NUMBER_TAGS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 _MERGE_TAG = "tag:yaml.org,2002:merge"
@@ -63,7 +60,7 @@ class _StrictLoader(yaml.SafeLoader):
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         if node.tag in _NUMBER_TAGS and isinstance(node, yaml.ScalarNode) and len(node.value) > LONGEST_NUMBER:
-            raise _build_error(f"a number of {len(node.value)} characters is too long", node)
+            raise ConstructorError(None, None, f"a number of {len(node.value)} characters is too long", node.start_mark)
         return cast("Any", super().construct_object(node, deep))
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -71,7 +68,7 @@ class _StrictLoader(yaml.SafeLoader):
         for key_node, _ in node.value:
             if isinstance(key_node, yaml.ScalarNode):
                 if key_node.value in seen:
-                    raise _build_error(f"key {key_node.value!r} is given twice", key_node)
+                    raise ConstructorError(None, None, f"key {key_node.value!r} is given twice", key_node.start_mark)
                 seen.add(key_node.value)
         return super().construct_mapping(node, deep)
 
@@ -79,12 +76,9 @@ class _StrictLoader(yaml.SafeLoader):
         # Merges of merges double a few lines into gigabytes.
         for key_node, _ in node.value:
             if key_node.tag == _MERGE_TAG:
-                raise _build_error("`<<` is not understood here, write the keys out", key_node)
+                problem = "`<<` is not understood here, write the keys out"
+                raise ConstructorError(None, None, problem, key_node.start_mark)
         super().flatten_mapping(node)
-
-
-def _build_error(problem: str, node: yaml.Node) -> yaml.MarkedYAMLError:
-    return yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
 
 
 S = TypeVar("S", bound=Settings)
@@ -96,22 +90,21 @@ def load_settings(model: type[S], path: Path | None, overrides: Sequence[str] = 
     Values of overrides are parsed as YAML.
     """
     values = {} if path is None else _read_mapping(path)
-    overrides = [merge_override(model, values, override) for override in overrides]
+    for override in overrides:
+        merge_override(model, values, override)
 
     def describe_source(key: str) -> str:
-        override = find_override(key, overrides)
-        if override is not None:
-            return f"--set {override}: "
+        for override in overrides:
+            target, _, text = override.partition("=")
+            if f"{key}.".startswith(f"{target.strip()}."):
+                return f"--set {target.strip()}={text}: "
         return "" if path is None else f"{path}: "
 
     return validate_settings(model, values, describe_source)
 
 
 def validate_settings(model: type[S], values: dict[str, Any], describe_source: Callable[[str], str]) -> S:
-    """Build `model` from its defaults and ``values``.
-
-    ``describe_source`` gets the dotted key of a mistake and returns the beginning of the message: where it comes from.
-    """
+    """Build `model` from its defaults and ``values``. Messages begin with where the key of a mistake comes from."""
     try:
         return model.model_validate(values)
     except ValidationError as error:
@@ -122,12 +115,12 @@ def validate_settings(model: type[S], values: dict[str, Any], describe_source: C
 
 
 def dump_settings(settings: Settings, path: Path) -> None:
-    """Write all settings as YAML, from which `load_settings` builds an equal object."""
+    """Write all settings as YAML."""
     write_atomically(path, format_settings(settings))
 
 
 def format_settings(settings: Settings) -> str:
-    """All settings as YAML."""
+    """All settings as YAML, from which `load_settings` builds an equal object."""
     # Not allow_unicode: written raw, some line separators would come back as spaces.
     return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False)
 
@@ -145,18 +138,17 @@ def _read_mapping(path: Path) -> dict[str, Any]:
     return cast("dict[str, Any]", values)
 
 
-def merge_override(model: type[Settings], values: dict[str, Any], override: str) -> str:
-    """Change the value that an override ``dotted.key=value`` of ``model`` names; returns it with the present key."""
+def merge_override(model: type[Settings], values: dict[str, Any], override: str) -> None:
+    """Change the value that an override ``dotted.key=value`` names."""
     key, equals, text = override.partition("=")
-    if not equals:
-        raise ConfigError(f"--set {override}: write it as dotted.key=value")
     source = f"--set {override}"
+    if not equals:
+        raise ConfigError(f"{source}: write it as dotted.key=value")
     put_value(model, values, key, parse_yaml(text, source), source)
-    return f"{key.strip()}={text}"
 
 
 def put_value(model: type[Settings], values: dict[str, Any], key: str, value: Any, source: str) -> None:
-    """Put a value at a dotted key of ``model``. Where nested settings are, a mapping changes the keys that it names."""
+    """Put a value at a dotted key. A mapping in the place of nested settings changes the keys that it names."""
     parts = key.strip().split(".")
     if not all(parts):
         raise ConfigError(f"{source}: write it as dotted.key=value")
@@ -165,9 +157,12 @@ def put_value(model: type[Settings], values: dict[str, Any], key: str, value: An
     prefix = ""
     for part in parts[:-1]:
         is_field, inner = any(part in holder.model_fields for holder in models), _find_models_below(models, part)
-        if not isinstance(_get_inner(values, part), dict) or (is_field and not inner):
+        below = {} if values.get(part) is None else values[part]
+        if not isinstance(below, dict) or (is_field and not inner):
             raise ConfigError(f"{source}: `{prefix}{part}` is a value, it has no keys below it; give it whole")
-        models, values, prefix = inner, _copy_inner(values, part), f"{prefix}{part}."
+        # A copy, because YAML aliases share one mapping between several keys.
+        values[part] = dict(cast("dict[str, Any]", below))
+        models, values, prefix = inner, values[part], f"{prefix}{part}."
     _put(models, values, parts[-1], value)
 
 
@@ -175,9 +170,9 @@ def _put(models: Sequence[type[BaseModel]], values: dict[str, Any], key: str, va
     """Put the value at a key of ``values``, which ``models`` describe if there are any."""
     inner = _find_models_below(models, key)
     if inner and isinstance(value, dict) and isinstance(values.get(key), dict):
-        below = _copy_inner(values, key)
+        values[key] = dict(values[key])
         for name, part in cast("dict[str, Any]", value).items():
-            _put(inner, below, name, part)
+            _put(inner, values[key], name, part)
     else:
         values[key] = value
 
@@ -185,26 +180,6 @@ def _put(models: Sequence[type[BaseModel]], values: dict[str, Any], key: str, va
 def _find_models_below(models: Sequence[type[BaseModel]], key: str) -> list[type[BaseModel]]:
     fields = [model.model_fields[key] for model in models if key in model.model_fields]
     return [inner for field in fields for inner in find_models(field.annotation)]
-
-
-def _get_inner(values: dict[str, Any], key: str) -> Any:
-    """The value at a key; an empty mapping where the key is absent or has no value in the file."""
-    return {} if values.get(key) is None else values[key]
-
-
-def _copy_inner(values: dict[str, Any], key: str) -> dict[str, Any]:
-    """Replace the mapping at a key by a copy, and return it: YAML aliases share one mapping between several keys."""
-    values[key] = dict(_get_inner(values, key))
-    return values[key]
-
-
-def find_override(key: str, overrides: Sequence[str]) -> str | None:
-    """The override that sets the value at a dotted key, or None."""
-    for override in overrides:
-        target = override.partition("=")[0].strip()
-        if key == target or key.startswith(f"{target}."):
-            return override
-    return None
 
 
 # Differences between settings.
@@ -218,7 +193,11 @@ class SettingDifference(NamedTuple):
     default: Any
 
     def __str__(self) -> str:
-        return f"{self.key}: {_format_yaml(self.value)} (default {_format_yaml(self.default)})"
+        value, default = (
+            yaml.safe_dump(each, default_flow_style=True, width=float("inf")).removesuffix("...\n").strip()
+            for each in (self.value, self.default)
+        )
+        return f"{self.key}: {value} (default {default})"
 
 
 def compare_settings(settings: Settings, default: Settings) -> list[SettingDifference]:
@@ -239,8 +218,3 @@ def _compare_values(key: str, value: Any, default: Any) -> Iterator[SettingDiffe
 def _is_single_mapping(value: Any) -> bool:
     """Whether this is a list of one mapping, whose keys may be written without the list."""
     return isinstance(value, list) and len(cast("list[Any]", value)) == 1 and isinstance(value[0], dict)
-
-
-def _format_yaml(value: Any) -> str:
-    """A value in one line of YAML."""
-    return yaml.safe_dump(value, default_flow_style=True, width=float("inf")).removesuffix("...\n").strip()

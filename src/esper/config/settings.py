@@ -1,16 +1,15 @@
-"""The base of everything configurable.
+"""The base of everything configurable, in which every mistake becomes one sentence.
 
 There is one set of defaults: those of the class at the root of a tree of settings. A mapping in the place of nested
 settings changes the keys it names and nothing else, whether it comes from a keyword, a mapping, a file or an override.
-Settings can be compared with others, and every mistake in them becomes one sentence.
 """
 
 import reprlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, cast, get_args
 
-import annotated_types
+from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
@@ -60,6 +59,7 @@ def _complete(model: type[BaseModel], changes: Mapping[str, Any], defaults: Mapp
 # Mistakes as sentences.
 
 _UNKNOWN_KEY = "extra_forbidden"
+_BOUNDS: Mapping[type, str] = {Ge: "at least", Gt: "above", Le: "at most", Lt: "below"}
 _BOUND_ERRORS = ("greater_than", "greater_than_equal", "less_than", "less_than_equal")
 
 
@@ -75,39 +75,29 @@ def describe_first_error(error: ValidationError, model: type[BaseModel]) -> Sett
     """The mistake to correct first: unknown keys come before all others, since they often explain them."""
     details = sorted(error.errors(include_url=False), key=lambda detail: detail["type"] != _UNKNOWN_KEY)
     first = details[0]
-    place = _locate(model, first)
+    key, _, siblings = _locate(model, first)
     match first["type"]:
         case "extra_forbidden":
-            *parents, name = place.key.split(".")
-            prefix = "".join(f"{parent}." for parent in parents)
-            hint = did_you_mean(name, place.siblings, spell=lambda key: f"`{prefix}{key}`", limit=1, separator=",")
-            sentence = f"unknown key `{place.key}`" + (hint or f", known here: {', '.join(place.siblings)}")
+            parent, dot, name = key.rpartition(".")
+            hint = did_you_mean(name, siblings, spell=lambda near: f"`{parent}{dot}{near}`", limit=1, separator=",")
+            sentence = f"unknown key `{key}`" + (hint or f", known here: {', '.join(siblings)}")
         case "missing":
-            sentence = f"key `{place.key}` is missing"
+            sentence = f"key `{key}` is missing"
         case "value_error":
             # The message of a model's own validator names what it needs; the whole group as a value would bury it.
             message = first["msg"].removeprefix("Value error, ")
-            sentence = f"`{place.key}`: {message}" if place.key else message
+            sentence = f"`{key}`: {message}" if key else message
         case _:
             # A value that fits no member of a union is reported once per member.
-            located = [(_locate(model, detail), detail) for detail in details]
-            demands = [_describe_demand(other, detail) for other, detail in located if other.key == place.key]
+            located = [(*_locate(model, detail), detail) for detail in details]
+            demands = [_describe_demand(field, detail) for other, field, _, detail in located if other == key]
             value = reprlib.repr(first["input"])
-            sentence = f"`{place.key}` is {value}, but {' or '.join(dict.fromkeys(demands))}"
-    return SettingError(place.key, sentence)
+            sentence = f"`{key}` is {value}, but {' or '.join(dict.fromkeys(demands))}"
+    return SettingError(key, sentence)
 
 
-@dataclass(frozen=True)
-class _ErrorPlace:
-    """Where in the settings an error happened, and the valid keys beside it."""
-
-    key: str
-    field: FieldInfo | None
-    siblings: list[str]
-
-
-def _locate(model: type[BaseModel], detail: ErrorDetails) -> _ErrorPlace:
-    """The place of an error: pydantic's location without the names of union members that it contains."""
+def _locate(model: type[BaseModel], detail: ErrorDetails) -> tuple[str, FieldInfo | None, list[str]]:
+    """The key of an error, without the names of union members in it; its field; and the valid keys beside it."""
     models = [model]
     parts: list[str] = []
     field: FieldInfo | None = None
@@ -126,15 +116,15 @@ def _locate(model: type[BaseModel], detail: ErrorDetails) -> _ErrorPlace:
         if holders:
             field = holders[0].model_fields[part]
             models = [inner for holder in holders for inner in find_models(holder.model_fields[part].annotation)]
-    return _ErrorPlace("".join(parts).removeprefix("."), field, siblings)
+    return "".join(parts).removeprefix("."), field, siblings
 
 
-def _describe_demand(place: _ErrorPlace, detail: ErrorDetails) -> str:
+def _describe_demand(field: FieldInfo | None, detail: ErrorDetails) -> str:
     """What a value must be, as the end of a sentence."""
-    if detail["type"] in _BOUND_ERRORS and place.field is not None and (bounds := _describe_bounds(place.field)):
+    if field is not None and detail["type"] in _BOUND_ERRORS and (bounds := _describe_bounds(field)):
         return f"must be {bounds}"
-    if detail["type"] == "model_type" and place.field is not None:
-        names = dict.fromkeys(name for model in find_models(place.field.annotation) for name in model.model_fields)
+    if field is not None and detail["type"] == "model_type":
+        names = dict.fromkeys(name for model in find_models(field.annotation) for name in model.model_fields)
         return f"must be a mapping of {', '.join(names)}"
     message = detail["msg"].replace("Input should", "must", 1)
     return message[:1].lower() + message[1:]
@@ -142,17 +132,10 @@ def _describe_demand(place: _ErrorPlace, detail: ErrorDetails) -> str:
 
 def _describe_bounds(field: FieldInfo) -> str:
     """The range of a field, as in "at least 1 and below 4"; empty where it has none."""
-    bounds: list[str] = []
-    for bound in field.metadata:
-        match bound:
-            case annotated_types.Ge(ge=limit):
-                bounds.append(f"at least {limit}")
-            case annotated_types.Gt(gt=limit):
-                bounds.append(f"above {limit}")
-            case annotated_types.Le(le=limit):
-                bounds.append(f"at most {limit}")
-            case annotated_types.Lt(lt=limit):
-                bounds.append(f"below {limit}")
-            case _:
-                pass
+    bounds = [
+        f"{_BOUNDS[type(bound)]} {limit}"
+        for bound in field.metadata
+        if type(bound) in _BOUNDS
+        for limit in asdict(bound).values()
+    ]
     return " and ".join(bounds)

@@ -9,7 +9,7 @@ import logging
 import secrets
 import socket
 import webbrowser
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -27,15 +27,15 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from esper.dash.pages import (
-    describe_comparison,
+    describe_compared,
     describe_interactions,
     describe_learning,
     describe_look,
     describe_model,
     describe_network,
     describe_population,
+    describe_run,
     list_events,
-    list_runs,
 )
 from esper.dash.run_view import RunFinder
 from esper.dash.stream import StoreFollower, stream_news
@@ -53,7 +53,6 @@ HEADERS = {
     "cache-control": "no-store",
 }
 """Headers of every response."""
-METHODS = ("GET", "HEAD")
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -64,21 +63,18 @@ class Access:
     host: str
     token: str | None = None
 
-    @property
-    def local(self) -> bool:
-        """Whether only programs on this machine can reach the dashboard."""
-        return is_loopback(self.host)
-
     def check(self, request: Request) -> Response | None:
         """The response that refuses a request, or that takes over its token; None if the request may pass."""
-        if request.method not in METHODS:
-            headers = {"allow": ", ".join(METHODS)}
+        if request.method not in ("GET", "HEAD"):
+            headers = {"allow": "GET, HEAD"}
             return _refuse(HTTPStatus.METHOD_NOT_ALLOWED, "The dashboard is read-only: use GET.", headers)
 
         # A Host header of another name: a foreign page may have made its own name resolve to this machine.
-        name = _parse_host(request.headers.get("host", ""))
+        # It may have a port, and brackets around an address of IPv6.
+        header = request.headers.get("host", "").strip().lower()
+        name = header[1:].partition("]")[0] if header.startswith("[") else header.partition(":")[0]
         is_known = name in LOOPBACK_NAMES or (
-            not self.local and (name in (self.host, socket.gethostname().lower()) or _is_address(name))
+            not is_loopback(self.host) and (name in (self.host, socket.gethostname().lower()) or _is_address(name))
         )
         if not is_known:
             message = "Unknown host name: open the address that `esper dash` printed."
@@ -130,14 +126,6 @@ def _is_address(host: str) -> bool:
     return True
 
 
-def _parse_host(header: str) -> str:
-    """The name in a Host header, without the port and the brackets of IPv6."""
-    name = header.strip().lower()
-    if name.startswith("["):
-        return name[1:].partition("]")[0]
-    return name.partition(":")[0]
-
-
 def _is_equal(text: str, secret: str) -> bool:
     """Compare a text with a secret in a time that does not depend on where they differ."""
     return hmac.compare_digest(text.encode("utf-8", "replace"), secret.encode())
@@ -153,95 +141,27 @@ LARGEST = 2**53
 """The largest integer that browsers represent exactly."""
 
 
-def dashboard(finder: RunFinder, access: Access, stopping: Callable[[], bool] = lambda: False) -> ASGIApp:
-    """The web application; its streams end once ``stopping`` returns True."""
-    app = Starlette(
-        routes=[
-            Route("/", _page),
-            Mount("/static", StaticFiles(directory=STATIC)),
-            Route("/api/{view}", Views(finder, stopping).respond),
-        ],
-        exception_handlers={EsperError: _handle_error, HTTPException: _handle_not_found, Exception: _handle_defect},
-    )
-    return SecuredApp(app, access)
+class Query:
+    """The parameters of a request. ConfigError if a number is not one."""
+
+    def __init__(self, request: Request) -> None:
+        self.text = request.query_params.get
+        self.list = request.query_params.getlist
+
+    def number(self, name: str) -> int | None:
+        """A whole number, or None if it is missing."""
+        return read_number(self.text(name, ""), name)
+
+    def required(self, name: str) -> int:
+        """A whole number that must be given."""
+        number = self.number(name)
+        if number is None:
+            raise ConfigError(f"`{name}` is missing: give a whole number from 0")
+        return number
 
 
-class Views:
-    """Responds to requests for data, by the last part of their path. The parameter `run` is a run's name."""
-
-    NAMES = (
-        *("runs", "compare", "stream"),
-        *("population", "network", "look", "interactions", "learning", "model", "events"),
-    )
-
-    def __init__(self, finder: RunFinder, stopping: Callable[[], bool]) -> None:
-        self._finder = finder
-        self._stopping = stopping
-
-    def respond(self, request: Request) -> Response:
-        """The response to a request: JSON, or a stream of events."""
-        view = request.path_params["view"]
-        if view not in self.NAMES:
-            raise HTTPException(HTTPStatus.NOT_FOUND)
-
-        # Views of several runs.
-        if view == "runs":
-            places = [str(place) for place in self._finder.places]
-            return _json({"runs": list_runs(self._finder.find()), "places": places})
-        if view == "compare":
-            stores = self._finder.find()
-            names = dict.fromkeys(request.query_params.getlist("run"))
-            return _json({"runs": describe_comparison({name: stores.get(name) for name in names})})
-
-        # Views of one run.
-        store = self._finder.store(request.query_params.get("run", ""))
-        if view == "stream":
-            last_id = _read_number(request.headers.get(LAST_EVENT_ID, ""), LAST_EVENT_ID)
-            if last_id is None:
-                last_id = _optional_number(request, "after")
-            types = request.query_params.getlist("type")
-            news = stream_news(StoreFollower(store, last_id or 0), types, self._stopping)
-            return StreamingResponse(news, media_type="text/event-stream")
-        with RunReader.open(store) as reader:
-            return _json(_describe_run(view, reader, request))
-
-
-def _describe_run(view: str, reader: RunReader, request: Request) -> Any:
-    """The data of a view of one run, as plain JSON values."""
-    match view:
-        case "population":
-            return describe_population(reader, _optional_number(request, "episode"))
-        case "network":
-            return describe_network(reader, _optional_number(request, "episode"), _number(request, "environment"))
-        case "look":
-            episode, environment, step = (_number(request, name) for name in ("episode", "environment", "step"))
-            return describe_look(reader, episode, environment, step)
-        case "interactions":
-            return describe_interactions(reader, _optional_number(request, "episode"))
-        case "learning":
-            return describe_learning(reader)
-        case "model":
-            return describe_model(reader)
-        case _:
-            types, text = request.query_params.getlist("type"), request.query_params.get("text", "")
-            important = request.query_params.get("important") == "1"
-            return list_events(reader, types, text, _optional_number(request, "before"), important)
-
-
-def _number(request: Request, name: str) -> int:
-    """A parameter of the request; ConfigError if it is missing or no whole number."""
-    number = _optional_number(request, name)
-    if number is None:
-        raise ConfigError(f"`{name}` is missing: give a whole number from 0")
-    return number
-
-
-def _optional_number(request: Request, name: str) -> int | None:
-    return _read_number(request.query_params.get(name, ""), name)
-
-
-def _read_number(text: str, name: str) -> int | None:
-    """The number in the text of parameter ``name``, or None if it is empty; ConfigError if it is no whole number."""
+def read_number(text: str, name: str) -> int | None:
+    """The number in the text of parameter ``name``, or None if it is empty; ConfigError if it is not a whole number."""
     if not text:
         return None
     if not (text.isascii() and text.isdigit() and len(text) <= len(str(LARGEST)) and int(text) <= LARGEST):
@@ -249,8 +169,57 @@ def _read_number(text: str, name: str) -> int | None:
     return int(text)
 
 
-def _page(_: Request) -> Response:
-    return FileResponse(STATIC / "index.html")
+PAGES: Mapping[str, Callable[[RunReader, Query], Any]] = {
+    "population": lambda reader, query: describe_population(reader, query.number("episode")),
+    "network": lambda reader, query: describe_network(reader, query.number("episode"), query.required("environment")),
+    "look": lambda reader, query: describe_look(
+        reader, query.required("episode"), query.required("environment"), query.required("step")
+    ),
+    "interactions": lambda reader, query: describe_interactions(reader, query.number("episode")),
+    "learning": lambda reader, _: describe_learning(reader),
+    "model": lambda reader, _: describe_model(reader),
+    "events": lambda reader, query: list_events(
+        reader, query.list("type"), query.text("text", ""), query.number("before"), query.text("important") == "1"
+    ),
+}
+"""The data of one run's pages, as plain JSON values."""
+
+
+def dashboard(finder: RunFinder, access: Access, stopping: Callable[[], bool] = lambda: False) -> ASGIApp:
+    """The web application; its streams end once ``stopping`` returns True."""
+
+    def respond(request: Request) -> Response:
+        """Data by the last part of its path: JSON, or a stream of events. The parameter `run` is a run's name."""
+        page, query = request.path_params["page"], Query(request)
+        if page == "runs":
+            runs = [describe_run(name, store) for name, store in finder.find().items()]
+            return _json({"runs": runs, "places": [str(place) for place in finder.places]})
+        if page == "compare":
+            stores, names = finder.find(), dict.fromkeys(query.list("run"))
+            return _json({"runs": [describe_compared(name, stores.get(name)) for name in names]})
+        if page != "stream" and page not in PAGES:
+            raise HTTPException(HTTPStatus.NOT_FOUND)
+        store = finder.store(query.text("run", ""))
+        if page == "stream":
+            after = read_number(request.headers.get(LAST_EVENT_ID, ""), LAST_EVENT_ID)
+            after = query.number("after") if after is None else after
+            news = stream_news(StoreFollower(store, after or 0), query.list("type"), stopping)
+            return StreamingResponse(news, media_type="text/event-stream")
+        with RunReader.open(store) as reader:
+            return _json(PAGES[page](reader, query))
+
+    def send_page(_: Request) -> Response:
+        return FileResponse(STATIC / "index.html")
+
+    app = Starlette(
+        routes=[
+            Route("/", send_page),
+            Mount("/static", StaticFiles(directory=STATIC)),
+            Route("/api/{page}", respond),
+        ],
+        exception_handlers={EsperError: _handle_error, HTTPException: _handle_not_found, Exception: _handle_defect},
+    )
+    return SecuredApp(app, access)
 
 
 def _json(value: Any, status: HTTPStatus = HTTPStatus.OK) -> Response:

@@ -9,7 +9,17 @@ from pathlib import Path
 from statistics import fmean as mean
 from typing import Any, cast
 
-from esper.dash.run_view import Episode, NetworkView, plain, read_networks, read_payload
+from esper.dash.run_view import (
+    Episode,
+    Events,
+    Fields,
+    describe_ending,
+    describe_seeds,
+    is_grower,
+    plain,
+    read_networks,
+    read_payload,
+)
 from esper.errors import EsperError, RunError, plural
 from esper.lifecycle.actions import ALPHA_SPEEDS, ALPHA_TARGETS, TEMPOS, Blend, Curve
 from esper.runs.events import (
@@ -26,8 +36,7 @@ from esper.runs.events import (
     RunInterrupted,
     StepTaken,
 )
-from esper.runs.metric import SCORE, RunMetric, describe_contributions
-from esper.runs.reader import EventRecord, RunReader
+from esper.runs.reader import SCORE, EventRecord, RunMetric, RunReader, describe_contributions
 from esper.runs.run_directory import RunDirectory, progress_metric, read_progress
 from esper.train.iteration import LEVELS
 from esper.train.results import read_verdicts
@@ -45,6 +54,7 @@ _NOT_DRAWN = ("ppo/head_share/", "ppo/head_entropy_weight/", "ppo/head_clip_frac
 _OF_RUN = ("suite", "host", "controller", "seed", "environments")
 _OF_NETWORK = ("slots", "blueprints", "operations", "features", "environments", "steps")
 _OF_MODEL = ("host", "controller", "seed", "slots", "blueprints", "host_parameters", "iterations")
+_PROBED = ("instance", "family", "metric", "modules", "pairs", "exact")
 _IN_POPULATION = (StepTaken.name, EpisodeStarted.name, EpisodeEnded.name, RolledBack.name)
 _IN_NETWORK = (*_IN_POPULATION, LifecycleTransition.name, GateChecked.name)
 
@@ -57,12 +67,8 @@ _IMPORTANT = f"""(
 """SQL that is true for the events that the log shows by default."""
 
 
-def list_runs(stores: Mapping[str, Path]) -> list[dict[str, Any]]:
-    """Every run with its settings and progress; a run that cannot be read has its `error` instead."""
-    return [_describe_run(name, store) for name, store in stores.items()]
-
-
-def _describe_run(name: str, store: Path) -> dict[str, Any]:
+def describe_run(name: str, store: Path) -> dict[str, Any]:
+    """A run with its settings and progress; one that cannot be read has its `error` instead."""
     try:
         with RunReader.open(store) as reader:
             progress, metadata = read_progress(RunDirectory(store.parent), reader), reader.metadata()
@@ -89,25 +95,30 @@ def describe_population(reader: RunReader, number: int | None) -> dict[str, Any]
     """The networks of an episode, by default the newest: the problem and the steps of each."""
     cursor, metadata = reader.last_id(), reader.metadata()
     episode = Episode.find(reader, metadata, number)
-    networks = {} if episode is None else read_networks(reader, episode, _IN_POPULATION)
+    cards: list[dict[str, Any]] = []
+    for environment, network in read_networks(reader, metadata, episode, _IN_POPULATION).items():
+        started, ended = _first(network, EpisodeStarted.name), _first(network, EpisodeEnded.name)
+        if started or network[StepTaken.name]:
+            cards.append(
+                {
+                    "environment": environment,
+                    **{name: (started or {}).get(name) for name in _STARTED_FIELDS},
+                    "steps": [{name: step.get(name) for name in STEP_FIELDS} for step in network[StepTaken.name]],
+                    "objective": (ended or {}).get("objective"),
+                    "rollbacks": len(network[RolledBack.name]),
+                }
+            )
     return {
         "cursor": cursor,
         "slots": plain(metadata.get("slots", [])),
         **_pick(metadata, ("environments", "steps")),
-        "episode": episode and episode.place(),
-        "networks": [_describe_card(network) for network in networks.values() if network.started or network.decisions],
+        "episode": episode and episode._asdict(),
+        "networks": cards,
     }
 
 
-def _describe_card(network: NetworkView) -> dict[str, Any]:
-    started, ended = network.started or {}, network.ended or {}
-    return {
-        "environment": network.number,
-        **{name: started.get(name) for name in _STARTED_FIELDS},
-        "steps": [{name: step.get(name) for name in STEP_FIELDS} for step in network.decisions],
-        "objective": ended.get("objective"),
-        "rollbacks": len(network.events[RolledBack.name]),
-    }
+def _first(network: Events, event_type: str) -> Fields | None:
+    return next(iter(network[event_type]), None)
 
 
 def describe_network(reader: RunReader, number: int | None, environment: int) -> dict[str, Any]:
@@ -117,35 +128,27 @@ def describe_network(reader: RunReader, number: int | None, environment: int) ->
     episode = Episode.find(reader, metadata, number)
     if episode is None:
         return header
-    network = _read_network(reader, episode, environment, (*_IN_NETWORK, PolicyLooked.name))
+    network = read_networks(reader, metadata, episode, (*_IN_NETWORK, PolicyLooked.name), environment)[environment]
     return {
         **header,
-        "episode": episode.place(),
-        "started": network.started,
-        "ended": network.ended,
-        "decisions": network.decisions,
-        "seeds": network.seeds(),
-        "gates": network.events[GateChecked.name],
-        "rollbacks": network.events[RolledBack.name],
-        "looks": [look.get("step") for look in network.events[PolicyLooked.name]],
+        "episode": episode._asdict(),
+        "started": _first(network, EpisodeStarted.name),
+        "ended": _first(network, EpisodeEnded.name),
+        "decisions": network[StepTaken.name],
+        "seeds": describe_seeds(network),
+        "gates": network[GateChecked.name],
+        "rollbacks": network[RolledBack.name],
+        "looks": [look.get("step") for look in network[PolicyLooked.name]],
     }
-
-
-def _read_network(reader: RunReader, episode: Episode, environment: int, types: Sequence[str]) -> NetworkView:
-    return read_networks(reader, episode, types, environment).get(environment, NetworkView(environment))
 
 
 def describe_look(reader: RunReader, number: int, environment: int, step: int) -> dict[str, Any]:
     """The policy's observation and choices before a decision of a network; `look` is None if it was not recorded."""
     metadata = reader.metadata()
     episode = Episode.find(reader, metadata, number)
-    looks = (
-        []
-        if episode is None
-        else _read_network(reader, episode, environment, (PolicyLooked.name,)).events[PolicyLooked.name]
-    )
+    looks = read_networks(reader, metadata, episode, (PolicyLooked.name,), environment)[environment]
     return {
-        "look": next((look for look in looks if look.get("step") == step), None),
+        "look": next((look for look in looks[PolicyLooked.name] if look.get("step") == step), None),
         "features": plain(metadata.get("features")),
         "choices": {
             "op": plain(metadata.get("operations")),
@@ -189,15 +192,7 @@ def describe_interactions(reader: RunReader, number: int | None) -> dict[str, An
         "slots": plain(slots),
         "iteration": iteration,
         "networks": [
-            {
-                "instance": network.instance,
-                "family": network.family,
-                "metric": network.metric,
-                "modules": [plain(asdict(module)) for module in network.modules],
-                "pairs": [plain(asdict(pair)) for pair in network.pairs],
-                "exact": network.exact,
-            }
-            for network in networks
+            plain({name: value for name, value in asdict(network).items() if name in _PROBED}) for network in networks
         ],
     }
 
@@ -213,22 +208,22 @@ def describe_model(reader: RunReader) -> dict[str, Any]:
         "train_metric": metric.train_scalar,
         "score": SCORE,
     }
-    episode = Episode.find(reader, {"command": "grow"})
-    network = NetworkView(0) if episode is None else _read_network(reader, episode, 0, _IN_NETWORK)
+    grown = {"command": "grow"}
+    network = read_networks(reader, grown, Episode.find(reader, grown), _IN_NETWORK, 0)[0]
     return {
         "cursor": cursor,
         **_pick(metadata, _OF_MODEL),
         "about": {
-            **plain(metric.metadata()),
+            **plain(asdict(metric)),
             "direction": metric.direction,
             "contribution": describe_contributions(metadata),
         },
-        "decisions": network.decisions,
-        "ending": network.ending,
-        "transitions": network.transitions,
-        "seeds": network.seeds(),
-        "gates": network.events[GateChecked.name],
-        "rollbacks": network.events[RolledBack.name],
+        "decisions": network[StepTaken.name],
+        "ending": describe_ending(network),
+        "transitions": network[LifecycleTransition.name],
+        "seeds": describe_seeds(network),
+        "gates": network[GateChecked.name],
+        "rollbacks": network[RolledBack.name],
         "figures": {
             name: dict(plain([list(point) for point in reader.series(scalar)])) for name, scalar in series.items()
         },
@@ -257,15 +252,8 @@ def describe_learning(reader: RunReader) -> dict[str, Any]:
     }
 
 
-def describe_comparison(stores: Mapping[str, Path | None]) -> list[dict[str, Any]]:
-    """Each run's curve, late level, last probe and results of `esper evaluate`; or its `error`.
-
-    ``stores`` maps names to run stores, or to None where there is no such run.
-    """
-    return [_describe_compared(name, store) for name, store in stores.items()]
-
-
-def _describe_compared(name: str, store: Path | None) -> dict[str, Any]:
+def describe_compared(name: str, store: Path | None) -> dict[str, Any]:
+    """A run's curve, late level, last probe and results of `esper evaluate`; or its `error`, as without a store."""
     if store is None:
         return {"name": name, "error": "there is no run of this name any more"}
     try:
@@ -281,7 +269,7 @@ def _describe_compared(name: str, store: Path | None) -> dict[str, Any]:
                 "cursor": reader.last_id(),
                 "metric": metric.metric,
                 "direction": metric.direction,
-                "alone": metadata.get("command") == "grow",
+                "alone": is_grower(metadata),
                 "iterations": [iteration for iteration, _ in series],
                 "values": [value for _, value in series],
                 "late": late_level([value for _, value in series]),

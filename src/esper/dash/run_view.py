@@ -7,20 +7,15 @@ import math
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, NamedTuple, Self, cast
 
 from esper.errors import RunError
-from esper.runs.events import (
-    EpisodeEnded,
-    EpisodeStarted,
-    LifecycleTransition,
-    StepTaken,
-)
-from esper.runs.reader import EventRecord, RunReader
+from esper.runs.events import EpisodeStarted, LifecycleTransition, StepTaken
+from esper.runs.reader import RunReader
+from esper.runs.run_directory import RunDirectory
 
-STORE = "run.db"
 DEPTH = 3
 """Levels of folders that are searched for runs."""
 
@@ -53,7 +48,7 @@ class RunFinder:
 
 def _find_stores(folder: Path, depth: int) -> Iterator[Path]:
     try:
-        store = folder / STORE
+        store = RunDirectory(folder).store
         if store.is_file():
             yield store
         elif depth:
@@ -76,7 +71,6 @@ DEEPEST = 60
 """Levels of nesting that are kept; no event has more than five."""
 _LAST_ITERATION = 2**62
 _STAGE_COLUMNS = {
-    "germinated": "germinated",
     "training": "trained",
     "blending": "blended",
     "holding": "held",
@@ -84,6 +78,8 @@ _STAGE_COLUMNS = {
     "pruned": "pruned",
 }
 """Column of the step at which a seed first came to a stage."""
+_OF_DECISION = ("cause", "contribution", "error", "price", "threshold", "loss_gain", "loss_error", "loss_threshold")
+"""Columns about the decision that kept or pruned a seed."""
 Fields = dict[str, Any]
 """An event's fields, as JSON."""
 
@@ -95,8 +91,8 @@ def plain(value: Any, depth: int = DEEPEST) -> Any:
     if isinstance(value, dict):
         items = cast("dict[str, Any]", value).items()
         return {key: plain(inner, depth - 1) for key, inner in items} if depth else None
-    if isinstance(value, list):
-        return [plain(inner, depth - 1) for inner in cast("list[Any]", value)] if depth else None
+    if isinstance(value, list | tuple):
+        return [plain(inner, depth - 1) for inner in cast("Sequence[Any]", value)] if depth else None
     return value
 
 
@@ -109,15 +105,16 @@ def read_payload(text: str) -> Fields:
     return cast("Fields", plain(payload)) if isinstance(payload, dict) else {DAMAGED: str(text)[:200]}
 
 
-@dataclass(frozen=True)
-class Episode:
+Events = defaultdict[str, list[Fields]]
+"""The events of one network in an episode by type, in order."""
+
+
+class Episode(NamedTuple):
     """An episode of a run: its number, and the numbers of the run's first and last episode."""
 
     number: int
     first: int
     last: int
-    is_grower: bool
-    """Whether the run is of a `Grower`: its single episode spans all iterations."""
 
     @classmethod
     def find(cls, reader: RunReader, metadata: Mapping[str, Any], number: int | None = None) -> Self | None:
@@ -131,116 +128,81 @@ class Episode:
         )
         if not rows:
             return None
-        # In training, an episode has the number of its iteration.
-        is_grower = metadata.get("command") == "grow"
-        first, last = (1, 1) if is_grower else rows[0]
+        # In training, an episode has the number of its iteration; the only one of a `Grower` spans all iterations.
+        first, last = (1, 1) if is_grower(metadata) else rows[0]
         if number is not None and not first <= number <= last:
             raise RunError(f"there is no episode {number} in this run: choose one from {first} to {last}")
-        return cls(last if number is None else number, first, last, is_grower)
-
-    def place(self) -> dict[str, int]:
-        """The number of the episode, of the first and of the last one, as JSON."""
-        return {"number": self.number, "first": self.first, "last": self.last}
-
-    def records(self, reader: RunReader, types: Sequence[str], environment: int | None = None) -> list[EventRecord]:
-        """The episode's events of some types, in order; those of one network if `environment` is given."""
-        low, high = (0, _LAST_ITERATION) if self.is_grower else (self.number, self.number)
-        return reader.records_within(low, high, types, environment)
+        return cls(last if number is None else number, first, last)
 
 
-@dataclass
-class NetworkView:
-    """The events of one network in an episode."""
-
-    number: int
-    events: defaultdict[str, list[Fields]] = field(default_factory=lambda: defaultdict[str, list[Fields]](list))
-    """The network's events by type, in order."""
-
-    @property
-    def started(self) -> Fields | None:
-        """The event that began its episode, if there is one."""
-        return next(iter(self.events[EpisodeStarted.name]), None)
-
-    @property
-    def ended(self) -> Fields | None:
-        """The event that ended its episode; None before that."""
-        return next(iter(self.events[EpisodeEnded.name]), None)
-
-    @property
-    def decisions(self) -> list[Fields]:
-        """Its decisions, with the network's figures after them."""
-        return self.events[StepTaken.name]
-
-    @property
-    def transitions(self) -> list[Fields]:
-        """The changes of its slots' stages."""
-        return self.events[LifecycleTransition.name]
-
-    @property
-    def ending(self) -> Fields | None:
-        """Its slots after the end of growth, as a step after its last decision; None before that."""
-        last = self.decisions[-1] if self.decisions else {}
-        stage_by_slot = {
-            change.get("slot"): str(change.get("after"))
-            for change in self.transitions
-            if change.get("cause") == "finish" and change.get("step") == last.get("step")
-        }
-        if not stage_by_slot:
-            return None
-
-        def reset_pruned(name: str, default: object) -> list[object]:
-            values = last.get(name) or ()
-            return [default if stage_by_slot.get(slot) == "pruned" else value for slot, value in enumerate(values)]
-
-        return {
-            "step": last["step"] + 1,
-            "stages": [stage_by_slot.get(slot, stage) for slot, stage in enumerate(last.get("stages") or ())],
-            "blueprints": reset_pruned("blueprints", None),
-            "alphas": reset_pruned("alphas", 0.0),
-        }
-
-    def seeds(self) -> list[Fields]:
-        """Its seeds' lives, one row per seed, in the order of germination.
-
-        The SQL view ``seeds`` has the same rows, but reads the whole run for them: too slow for every second.
-        """
-        rows: list[Fields] = []
-        current: dict[int, Fields] = {}
-        # Fields are checked, since a store may be damaged or foreign.
-        for change in self.transitions:
-            slot, stage = change.get("slot"), change.get("after")
-            if not isinstance(slot, int):
-                continue
-            # A new seed: germinated, or a fossil that the network starts with.
-            if stage == "germinated" or change.get("cause") == "start":
-                current[slot] = {
-                    "slot": slot,
-                    "blueprint": change.get("blueprint"),
-                    "germinated": change.get("step"),
-                    "outcome": "unfinished",
-                }
-                rows.append(current[slot])
-            if (seed := current.get(slot)) is None:
-                continue
-            if isinstance(stage, str) and stage in _STAGE_COLUMNS:
-                seed.setdefault(_STAGE_COLUMNS[stage], change.get("step"))
-            if stage in ("fossilized", "pruned"):
-                seed["outcome"] = stage
-                figures = ("contribution", "error", "price", "threshold", "loss_gain", "loss_error", "loss_threshold")
-                seed |= {name: change.get(name) for name in ("cause", *figures)}
-        return rows
+def is_grower(metadata: Mapping[str, Any]) -> bool:
+    """Whether a run is of a `Grower`."""
+    return metadata.get("command") == "grow"
 
 
 def read_networks(
     reader: RunReader,
-    episode: Episode,
+    metadata: Mapping[str, Any],
+    episode: Episode | None,
     types: Sequence[str],
     environment: int | None = None,
-) -> dict[int, NetworkView]:
+) -> dict[int, Events]:
     """The networks of an episode by number, with their events of these types; one if `environment` is given."""
-    networks: dict[int, NetworkView] = {}
-    for record in episode.records(reader, types, environment):
-        fields = read_payload(record.payload)
-        if isinstance(number := fields.get("environment"), int):
-            networks.setdefault(number, NetworkView(number)).events[record.type].append(fields)
+    networks: dict[int, Events] = {} if environment is None else {environment: Events(list)}
+    if episode is not None:
+        low, high = (0, _LAST_ITERATION) if is_grower(metadata) else (episode.number, episode.number)
+        for record in reader.records_within(low, high, types, environment):
+            fields = read_payload(record.payload)
+            if isinstance(number := fields.get("environment"), int):
+                networks.setdefault(number, Events(list))[record.type].append(fields)
     return dict(sorted(networks.items()))
+
+
+def describe_ending(network: Events) -> Fields | None:
+    """A network's slots after the end of growth, as a step after its last decision; None before that."""
+    last = next(reversed(network[StepTaken.name]), Fields())
+    stage_by_slot = {
+        change.get("slot"): str(change.get("after"))
+        for change in network[LifecycleTransition.name]
+        if change.get("cause") == "finish" and change.get("step") == last.get("step")
+    }
+    if not stage_by_slot:
+        return None
+
+    def reset_pruned(name: str, default: object) -> list[object]:
+        values = last.get(name) or ()
+        return [default if stage_by_slot.get(slot) == "pruned" else value for slot, value in enumerate(values)]
+
+    return {
+        "step": last["step"] + 1,
+        "stages": [stage_by_slot.get(slot, stage) for slot, stage in enumerate(last.get("stages") or ())],
+        "blueprints": reset_pruned("blueprints", None),
+        "alphas": reset_pruned("alphas", 0.0),
+    }
+
+
+def describe_seeds(network: Events) -> list[Fields]:
+    """The lives of a network's seeds, one row per seed, in the order of germination.
+
+    The SQL view ``seeds`` has the same rows, but reads the whole run for them: too slow for every second.
+    """
+    rows: list[Fields] = []
+    current: dict[int, Fields] = {}
+    # Fields are checked, since a store may be damaged or foreign.
+    for change in network[LifecycleTransition.name]:
+        slot, stage = change.get("slot"), change.get("after")
+        if not isinstance(slot, int):
+            continue
+        # A new seed: germinated, or a fossil that the network starts with.
+        if stage == "germinated" or change.get("cause") == "start":
+            blueprint, step = change.get("blueprint"), change.get("step")
+            current[slot] = {"slot": slot, "blueprint": blueprint, "germinated": step, "outcome": "unfinished"}
+            rows.append(current[slot])
+        if (seed := current.get(slot)) is None:
+            continue
+        if isinstance(stage, str) and stage in _STAGE_COLUMNS:
+            seed.setdefault(_STAGE_COLUMNS[stage], change.get("step"))
+        if stage in ("fossilized", "pruned"):
+            seed["outcome"] = stage
+            seed |= {name: change.get(name) for name in _OF_DECISION}
+    return rows

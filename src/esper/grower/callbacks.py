@@ -7,6 +7,7 @@ import math
 import secrets
 import time
 from contextlib import ExitStack, suppress
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,8 +38,7 @@ from esper.runs.events import (
     RunStarted,
     StepTaken,
 )
-from esper.runs.metric import SCORE
-from esper.runs.reader import RunReader
+from esper.runs.reader import SCORE, RunReader
 from esper.runs.run_directory import GROWER, RunDirectory, RunState, read_state
 from esper.runs.store import RunStore, encode_events
 
@@ -182,7 +182,7 @@ class RunRecorder(GrowerCallback):
         train_accuracy, metric = float(engine.training.accuracy[0]), grower.backend.scores.metric_spec()
         measured: dict[str, float] = {}
         if metric is not None:
-            store.set_metadata(metric.metadata())
+            store.set_metadata(asdict(metric))
             measured = {metric.train_scalar: train_accuracy, metric.scalar: decision.value}
             measured |= {} if metric.higher_is_better else {SCORE: decision.score}
         store.record_scalars(

@@ -28,7 +28,7 @@ from esper.lifecycle.rules import Reason
 from esper.lifecycle.table import Stage
 from esper.lifecycle.transitions import Cause, Transitions, concatenate_transitions, finish_growth
 from esper.numerics.arrays import Bools, Floats
-from esper.runs.metric import LOSS
+from esper.runs.reader import LOSS
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ from esper.config.arguments import Advice, NonNegativeFloat, describe_value, rea
 from esper.engine.governor import skill
 from esper.errors import ConfigError
 from esper.grower.validation import ExampleMean, compute_difference_error
-from esper.runs.metric import ACCURACY, LOSS, RunMetric
+from esper.runs.reader import ACCURACY, LOSS, RunMetric
 from esper.serialization import from_plain
 
 UNKNOWN = math.nan

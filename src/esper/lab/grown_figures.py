@@ -45,8 +45,7 @@ from esper.lab.exhibit import (
     read_numbers,
 )
 from esper.lifecycle.table import OWNING, Stage
-from esper.runs.metric import LOSS, METRIC_NAME, RunMetric, describe_contributions
-from esper.runs.reader import RunReader
+from esper.runs.reader import LOSS, METRIC_NAME, RunMetric, RunReader, describe_contributions
 
 ADDED = "added_parameters"
 """The measure of all seeds' parameters."""

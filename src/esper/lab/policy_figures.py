@@ -53,7 +53,7 @@ from esper.lab.experiment import ARMS
 from esper.lab.standings import describe_basis, name_instances, standings_columns, standings_rows
 from esper.lifecycle.table import Stage
 from esper.rl.ppo import KL_STOP
-from esper.runs.metric import J_MEANING, SCORE_MEANING
+from esper.runs.reader import J_MEANING, SCORE_MEANING
 from esper.tasks.suite import Split
 from esper.train.iteration import BY_REWARD, LEVELS
 

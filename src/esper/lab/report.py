@@ -46,8 +46,7 @@ from esper.lab.standings import (
 )
 from esper.lifecycle.table import Stage
 from esper.runs.events import LifecycleTransition, RolledBack, RunResumed, RunStarted
-from esper.runs.metric import ACCURACY, LOSS, SCORE_MEANING, RunMetric
-from esper.runs.reader import RunReader
+from esper.runs.reader import ACCURACY, LOSS, SCORE_MEANING, RunMetric, RunReader
 from esper.runs.run_directory import RUN_ADVICE, STUDY, RunDirectory, RunProgress, read_progress
 from esper.tasks.suite import Split
 from esper.train.iteration import TrainingSummary, summarise_run

@@ -1,21 +1,17 @@
 """The SQLite file of a run: its schema, safe ways to open it, and limits on the cost of reading it.
 
-The limits protect against files that were damaged, by accident or on purpose: reading one must not hang or fill the
-memory.
+Reading a file that was damaged, by accident or on purpose, must neither hang nor fill the memory.
 """
 
 import os
 import re
 import sqlite3
-import sys
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from contextlib import closing, contextmanager
 from functools import cache
-from itertools import chain
 from pathlib import Path
 from threading import Timer
-from typing import Any
 
 from esper.errors import RunError
 from esper.files import replace_file
@@ -28,16 +24,11 @@ READING_SECONDS = 60.0
 """Time limit of a query; the slowest query of a report takes 2 seconds on a run of 160 MB."""
 LARGEST_VALUE = 2**24
 """Largest size of a text or blob, in bytes."""
-LARGEST_ANSWER = 2**31
-"""Largest size of all rows of a query, in bytes as Python objects."""
 _STEPS = 1000
 """Number of SQLite instructions, a few microseconds, between checks of the clock and for Ctrl-C."""
-_CHUNK = 1000
-"""Number of rows between checks of their size."""
 MOUNTS = Path("/proc/self/mountinfo")
 
-_SHARED_FILE_SYSTEMS = frozenset({"9p", "afs", "cifs", "nfs", "nfs4", "smb3", "smbfs", "virtiofs"})
-"""File systems that lack the shared memory which the write-ahead log needs."""
+_SHARED_FILE_SYSTEMS = ("9p", "afs", "cifs", "nfs", "nfs4", "smb3", "smbfs", "virtiofs")
 
 _TABLES = """
 CREATE TABLE metadata (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -92,9 +83,8 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
     """Open an existing run store for appending; raises RunError if it is missing, damaged or not a run store."""
     connection = _connect(path, "mode=rw")
     with translate_errors(path):
-        # Where the write-ahead log would fail, readers and the writer wait for each other instead.
-        unsafe = wal_safe(file_system_of(path)) is False
-        connection.execute(f"PRAGMA journal_mode = {'DELETE' if unsafe else 'WAL'}")
+        # Without the write-ahead log, readers and the writer wait for each other.
+        connection.execute(f"PRAGMA journal_mode = {'DELETE' if lacks_shared_memory(path) else 'WAL'}")
         # Flushed data must survive even a power cut; commits are rare, so this costs little.
         connection.execute("PRAGMA synchronous = FULL")
     return connection
@@ -137,19 +127,6 @@ def limit_reading(connection: sqlite3.Connection, path: Path) -> Generator[None]
         alarm.cancel()
         alarm.join()
         connection.set_progress_handler(None, 0)
-
-
-def chunks(cursor: sqlite3.Cursor, path: Path) -> Iterator[list[Any]]:
-    """The rows of a query, in lists of limited length."""
-    size = 0
-    while chunk := cursor.fetchmany(_CHUNK):
-        size += sum(map(sys.getsizeof, chain.from_iterable(chunk)))
-        if size > LARGEST_ANSWER:
-            raise RunError(
-                f"a query of the run store {path} gave more than {LARGEST_ANSWER >> 30} GiB, and was stopped: "
-                "select less of it, for instance with LIMIT"
-            )
-        yield chunk
 
 
 def result_code(error: sqlite3.Error) -> int | None:
@@ -226,25 +203,17 @@ def _expected_schema() -> set[tuple[str, str, str, str]]:
         return _read_schema(connection)
 
 
-def file_system_of(path: Path) -> str | None:
-    """The type of the file system of an existing ``path``; None where the operating system does not report it."""
+def lacks_shared_memory(path: Path) -> bool:
+    """Whether an existing ``path`` is on a file system on which SQLite's write-ahead log fails, as far as is known."""
     try:
         mounts = MOUNTS.read_text()
-    except OSError:
-        mounts = ""
-    return file_system(path.resolve(), mounts)
-
-
-def file_system(path: Path, mounts: str) -> str | None:
-    """The type of the file system of an absolute path, according to the text of Linux's ``mountinfo``."""
+    except OSError:  # not Linux
+        return False
     types: dict[Path, str] = {}
     for line in mounts.splitlines():
         place, _, source = line.partition(" - ")
         folder = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), place.split()[4])
         types[Path(folder)] = source.split()[0]  # the last mount on a folder covers earlier ones
-    return next((types[folder] for folder in (path, *path.parents) if folder in types), None)
-
-
-def wal_safe(kind: str | None) -> bool | None:
-    """Whether the write-ahead log works on file systems of this type; None if the type is unknown."""
-    return None if kind is None else kind not in _SHARED_FILE_SYSTEMS and not kind.startswith("fuse")
+    place = path.resolve()
+    kind = next((types[folder] for folder in (place, *place.parents) if folder in types), "")
+    return kind in _SHARED_FILE_SYSTEMS or kind.startswith("fuse")

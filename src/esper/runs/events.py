@@ -1,11 +1,9 @@
 """What happens in a run, as typed, versioned records: the events of runs, of growing networks and of learning.
 
-An event is a frozen dataclass of JSON values. `register_event` registers its type under a name and a version;
-`decode_event` rebuilds a stored event and rejects unknown names and versions. Whenever an event's fields change, its
-version must change, too.
+An event is a frozen dataclass of JSON values. Whenever its fields change, its version must change, too.
 
 Stages, operations, causes, reasons and blueprints are given by name, in lower case. Slots are given by their index; the
-run's metadata ``slots`` lists their names. In training, an episode has the number of its iteration; a run of a `Grower`
+run's metadata ``slots`` list their names. In training, an episode has the number of its iteration; a run of a `Grower`
 has the single episode 1.
 """
 
@@ -117,7 +115,7 @@ class RunInterrupted(Event):
 
 @register_event("run_failed")
 class RunFailed(Event):
-    """The run stopped because of an error; `reason` is its message."""
+    """The run stopped because of an error, whose message is `reason`."""
 
     history = True
 
@@ -173,13 +171,12 @@ class EpisodeStarted(NetworkEvent):
 class StepTaken(NetworkEvent):
     """A decision, and the state of the network after the minibatches that followed it.
 
-    `metric` is what growth is measured by, in its own units: accuracy on validation data, unless the run's metadata
-    ``metric`` name another metric. The *score* is the metric or, where ``higher_is_better`` is false, its relative
-    reduction below ``reference``. Contributions are differences of scores. The exception is a run of a `Grower` in
-    which lower is better: there, they are relative reductions of the metric compared with the network without the seed.
-    `objective` is J, the network's score with all seeds, minus rent. `loss` is on validation data, in nats where it is
-    a cross-entropy. `added` is the number of the seeds' parameters divided by the host's. Tuples have one entry per
-    slot. In a run of a `Grower`, the values are those on which the decision was based.
+    `metric` is accuracy on validation data, or what the run's metadata ``metric`` name, in its own units. The *score*
+    is the metric or, where ``higher_is_better`` is false, its relative reduction below ``reference``. Contributions are
+    differences of scores; in a run of a `Grower` in which lower is better, relative reductions of the metric below that
+    of the network without the seed. `objective` is J, the score with all seeds, minus rent. `loss` is on validation
+    data, in nats where it is a cross-entropy. `added` is the number of the seeds' parameters divided by the host's.
+    Tuples have one entry per slot. In a run of a `Grower`, the values are those on which the decision was based.
     """
 
     op: str
@@ -191,17 +188,17 @@ class StepTaken(NetworkEvent):
     blueprints: tuple[str | None, ...]
     alphas: tuple[float, ...]
     contributions: tuple[float | None, ...]
-    """How much the network depends on each seed: its score minus its score with the seed switched off (leave-one-out).
+    """How much the network depends on each seed: its score minus that with the seed switched off (leave-one-out).
     Where the metadata ``counterfactual`` is ``refit``, seeds on probation are compared with a fork that trains on
     without the seed instead. None without a seed, or where it was not measured."""
     contribution_errors: tuple[float | None, ...] = ()
     """Standard error of each contribution; None where it is not known. Only in a run of a `Grower`."""
     thresholds: tuple[float | None, ...] = ()
-    """Smallest contribution, rent included, for which the controller keeps each seed; None without a seed, or where no
-    threshold decides, as with a trained policy. Only in a run of a `Grower`."""
+    """Smallest contribution, rent included, for which each seed is kept; None without a seed, or where no threshold
+    decides, as with a trained policy. Only in a run of a `Grower`."""
     gradient_ratios: tuple[float | None, ...] = ()
-    """Ratio of each seed's gradient to the gradient of host and fossils, both as root mean squares per parameter; the
-    mean over minibatches since the previous decision. None where it was not measured, or nothing else trains."""
+    """Ratio of each seed's gradient to that of host and fossils, both as root mean squares per parameter: the mean over
+    minibatches since the previous decision. None where it was not measured, or nothing else trains."""
     vanished_shares: tuple[float | None, ...] = ()
     """Fraction of minibatches in which each seed's gradient vanished, as an exponential mean over decisions; gate G2
     uses it. None where the gradient was never measured."""
@@ -255,8 +252,8 @@ class LifecycleTransition(NetworkEvent):
     contribution: float | None = None
     """The seed's contribution, as in ``step_taken``, at that time."""
     error: float | None = None
-    """Standard error of the contribution by which a seed was kept or pruned; None where it is not known. This field and
-    the following ones exist only in runs of a `Grower`, and only where a seed was kept or pruned."""
+    """Standard error of the contribution; None where it is not known. This field and the following ones exist only in
+    runs of a `Grower`, where a seed was kept or pruned."""
     price: float | None = None
     """How much the seed added to the rent."""
     threshold: float | None = None
@@ -274,8 +271,8 @@ class LifecycleTransition(NetworkEvent):
 class GateChecked(NetworkEvent):
     """The result of a seed's next gate changed.
 
-    A gate decides what is allowed, not what is worthwhile. A seed whose gate has passed may still be pruned, because
-    its contribution or its effect on the loss is below the controller's threshold (see `lifecycle_transition`).
+    A gate decides what is allowed, not what is worthwhile: a seed whose gate has passed may still be pruned (see
+    `lifecycle_transition`).
     """
 
     slot: int
@@ -374,9 +371,9 @@ class ModulePair:
 class InteractionsMeasured(Event):
     """The values of the modules that the greedy policy kept in the network of a probe instance, alone and in pairs.
 
-    The modules are the players of a cooperative game. The value of a set of modules is the network's score on
-    validation data with only this set switched on. `metric` is the score: accuracy or, on suites whose objective is the
-    loss, the relative reduction of the loss below that of guessing.
+    The modules are the players of a cooperative game, in which a set of modules has the network's score on validation
+    data with only this set switched on. `metric` is the score: accuracy or, on suites whose objective is the loss, the
+    relative reduction of the loss below that of guessing.
     """
 
     instance: str
@@ -385,15 +382,14 @@ class InteractionsMeasured(Event):
     """``accuracy`` or ``loss_gone``."""
     modules: tuple[ModuleValue, ...]
     """The kept modules in the order of slots: ``slot``, ``blueprint``, and ``value``, the Shapley value (Shapley,
-    1953), which is null where it is not finite."""
+    1953); null where it is not finite."""
     pairs: tuple[ModulePair, ...]
     """All pairs of kept modules: slots ``first`` and ``second``, and their ``interaction``, the Shapley interaction
     index (Grabisch and Roubens, 1999): positive where they help each other, negative where one makes the other
     redundant. Pairs whose interaction is not finite are missing."""
     exact: bool
-    """Whether values and interactions were computed from the scores of all sets of modules. With more than six modules
-    both are estimated from the networks without each module and without each pair, which is exact if modules interact
-    only in pairs."""
+    """Whether the scores of all sets of modules were computed. With more than six modules, values and interactions are
+    estimated from the networks without each module and each pair: exact if modules interact only in pairs."""
 
 
 @register_event("policy_probed")

@@ -1,7 +1,7 @@
 """Live metrics for TensorBoard, Weights & Biases and MLflow, sent through the tools' own libraries.
 
-`open_logger` opens a logger for one of them. A file stores the run's address at the tool and the last step that was
-sent, so that a resumed run continues there and sends no step twice.
+A file stores the run's address at the tool and the last step that was sent, so that a resumed run continues there and
+sends no step twice.
 """
 
 from __future__ import annotations
@@ -29,29 +29,13 @@ Tool = Literal["tensorboard", "wandb", "mlflow"]
 """Supported tools; the extra that installs a tool's library has the same name."""
 Value = str | int | float | bool
 
-_STAGES = ("germinated", "training", "blending", "holding", "fossilized", "pruned")
-"""Stages for which the number of seeds that enter is counted."""
+STAGES = ("germinated", "training", "blending", "holding", "fossilized", "pruned")
+"""Stages that seeds enter."""
 LIBRARIES: Mapping[str, str] = {"tensorboard": "tensorboardX", "wandb": "wandb", "mlflow": "mlflow"}
 _PROJECT = "esper"
 """Name of the project at W&B and MLflow, unless an environment variable names another."""
 _MLFLOW_PARAMETERS, _MLFLOW_CHARACTERS = 100, 5000
 """MLflow's limits: number of parameters in a request, and number of characters in a value."""
-
-
-class Logger(Protocol):
-    """Sends a run's settings and metrics to an experiment tracker."""
-
-    def log_settings(self, settings: Mapping[str, Any]) -> None:
-        """Send the run's settings, nested or flat."""
-        ...
-
-    def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
-        """Send the metrics of a step; steps increase."""
-        ...
-
-    def close(self, *, failed: bool = False) -> None:
-        """Send everything that is pending, and end the run at the tool."""
-        ...
 
 
 def require_logger(tool: str) -> None:
@@ -78,7 +62,7 @@ def open_logger(tool: str, folder: str | Path, name: str | None = None) -> Logge
         RunError: the folder cannot be written, or the logger's file in it cannot be read.
     """
     require_logger(tool)
-    return _ResumableLogger(tool, Path(folder), name or Path(folder).absolute().name)
+    return Logger(tool, Path(folder), name or Path(folder).absolute().name)
 
 
 @contextmanager
@@ -116,17 +100,12 @@ def read_metrics(reader: RunReader, iteration: int) -> dict[str, float]:
             iteration,
         )
     )
-    counts = {f"lifecycle/{stage}": float(entered.get(stage, 0)) for stage in _STAGES}
+    counts = {f"lifecycle/{stage}": float(entered.get(stage, 0)) for stage in STAGES}
     return {**reader.scalars_at(iteration), **counts}
 
 
-class _ToolLogger(Logger, Protocol):
-    address: dict[str, str]
-    """What a later process needs to find the run at the tool."""
-
-
 class _LoggerState(BaseModel):
-    """A run's address at a tool and the last step that was sent, kept in a file between processes."""
+    """What a later process needs to continue a run at a tool, kept in a file."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -136,13 +115,16 @@ class _LoggerState(BaseModel):
     """The last step that was sent."""
 
 
-class _ResumableLogger:
-    """Sends each step once, even across processes; if the tool fails, it warns and sends nothing more."""
+class Logger:
+    """Sends a run's settings, and each step once, even across processes; if the tool fails, it warns and sends no more.
+
+    Get one from `open_logger`.
+    """
 
     def __init__(self, tool: str, folder: Path, name: str) -> None:
-        self._tool = tool
+        self._name = tool
         self._file = folder / f"{tool}.json"
-        self._logger: _ToolLogger | None = None
+        self._tool: _Tool | None = None
         try:
             folder.mkdir(parents=True, exist_ok=True)
             content = self._file.read_bytes() if self._file.exists() else b"{}"
@@ -152,28 +134,29 @@ class _ResumableLogger:
         except ValidationError as error:
             raise RunError(f"{self._file} cannot be read: remove it to start a new run in the tool") from error
         with self._warn_of_failure():
-            self._logger = _TOOLS[tool](folder, name, self._state.address)
-            self._save(address=self._logger.address)
+            self._tool = _TOOLS[tool](folder, name, self._state.address)
+            self._save(address=self._tool.address)
 
     def log_settings(self, settings: Mapping[str, Any]) -> None:
+        """Send the run's settings, nested or flat; a resumed run has already sent them."""
         with self._warn_of_failure():
-            # A resumed run has already sent its settings.
-            if self._logger is not None and self._state.step < 0:
-                self._logger.log_settings(dict(_flatten(settings)))
+            if self._tool is not None and self._state.step < 0:
+                self._tool.log_settings(dict(_flatten(settings)))
 
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
+        """Send the metrics of a step, unless it was sent before, as by a resumed run that repeats it."""
         with self._warn_of_failure():
-            # A resumed run repeats some steps, with the same metrics; these are not sent again.
-            if self._logger is not None and step > self._state.step:
+            if self._tool is not None and step > self._state.step:
                 # Saved before sending: if the process is killed in between, the step is lost but never sent twice.
                 self._save(step=step)
-                self._logger.log_metrics(metrics, step)
+                self._tool.log_metrics(metrics, step)
 
     def close(self, *, failed: bool = False) -> None:
+        """Send everything that is pending, and end the run at the tool."""
         with self._warn_of_failure():
-            if (logger := self._logger) is not None:
-                self._logger = None
-                logger.close(failed=failed)
+            tool, self._tool = self._tool, None
+            if tool is not None:
+                tool.close(failed)
 
     def _save(self, **changes: object) -> None:
         self._state = self._state.model_copy(update=changes)
@@ -184,12 +167,26 @@ class _ResumableLogger:
         try:
             yield
         except Exception as error:  # noqa: BLE001 (whatever a tool raises, training goes on)
-            self._logger = None
+            self._tool = None
             reason = next(iter(str(error).splitlines()), type(error).__name__)
-            warnings.warn(f"{self._tool} gets no more metrics of this run ({reason}); training continues", stacklevel=4)
+            warnings.warn(f"{self._name} gets no more metrics of this run ({reason}); training continues", stacklevel=4)
 
 
-class _TensorBoardLogger:
+class _Tool(Protocol):
+    """A run at a tool, which is opened anew or again at the ``address`` that an earlier process had."""
+
+    address: dict[str, str]
+
+    def __init__(self, folder: Path, name: str, address: dict[str, str] | None) -> None: ...
+
+    def log_settings(self, settings: Mapping[str, Any]) -> None: ...
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int) -> None: ...
+
+    def close(self, failed: bool) -> None: ...
+
+
+class _TensorBoard(_Tool):
     """Writes event files to a folder, one for each process."""
 
     def __init__(self, folder: Path, name: str, address: dict[str, str] | None) -> None:
@@ -210,11 +207,11 @@ class _TensorBoardLogger:
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
-    def close(self, *, failed: bool = False) -> None:
+    def close(self, failed: bool) -> None:
         self._writer.close()
 
 
-class _WandBLogger:
+class _WandB(_Tool):
     """Sends one row per step. Offline, each process writes a folder for the same run, which ``wandb sync`` uploads."""
 
     def __init__(self, folder: Path, name: str, address: dict[str, str] | None) -> None:
@@ -222,7 +219,7 @@ class _WandBLogger:
 
         project = os.environ.get("WANDB_PROJECT", _PROJECT)
         self.address = address or {"project": project, "run": secrets.token_hex(4)}
-        # Only what Esper sends; no code, no machine statistics, no console output.
+        # No code, no machine statistics, no console output.
         settings = wandb.Settings(
             console="off",
             disable_git=True,
@@ -248,11 +245,11 @@ class _WandBLogger:
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
         self._run.log(dict(metrics), step=step, commit=True)
 
-    def close(self, *, failed: bool = False) -> None:
+    def close(self, failed: bool) -> None:
         self._run.finish(exit_code=1 if failed else 0)
 
 
-class _MLflowLogger:
+class _MLflow(_Tool):
     """Sends metrics to a tracking store. Names get dots for slashes, which would become folders in a file store."""
 
     def __init__(self, folder: Path, name: str, address: dict[str, str] | None) -> None:
@@ -287,15 +284,11 @@ class _MLflowLogger:
         entries = [Metric(_mlflow_key(name), value, now, step) for name, value in metrics.items()]
         self._client.log_batch(self.address["run"], metrics=entries)
 
-    def close(self, *, failed: bool = False) -> None:
+    def close(self, failed: bool) -> None:
         self._client.set_terminated(self.address["run"], "FAILED" if failed else "FINISHED")
 
 
-_TOOLS: Mapping[str, Callable[[Path, str, dict[str, str] | None], _ToolLogger]] = {
-    "tensorboard": _TensorBoardLogger,
-    "wandb": _WandBLogger,
-    "mlflow": _MLflowLogger,
-}
+_TOOLS: Mapping[str, type[_Tool]] = {"tensorboard": _TensorBoard, "wandb": _WandB, "mlflow": _MLflow}
 
 
 def _mlflow_key(name: str) -> str:

@@ -1,12 +1,14 @@
-"""Reading a run's metadata, events and scalars."""
+"""Reading a run's metadata, events and scalars; and the metric that its growth is measured by, which they name."""
 
 import json
 import math
 import reprlib
 import sqlite3
+import sys
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeVar, cast
 
@@ -14,12 +16,16 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from esper.config.settings import describe_first_error
 from esper.errors import RunError
-from esper.runs.database import chunks, limit_reading, open_for_reading, translate_errors
+from esper.runs.database import limit_reading, open_for_reading, translate_errors
 from esper.runs.events import Event, decode_event
 
 E = TypeVar("E", bound=Event)
 CHUNK = 5000
 """Number of events read at a time."""
+LARGEST_ANSWER = 2**31
+"""Largest size of all rows of a query, in bytes as Python objects."""
+_ROWS = 1000
+"""Number of rows between checks of their size."""
 _EVENT_COLUMNS = "id, time, type, version, iteration, payload"
 LARGEST_COUNT = 2**53
 """The largest integer that floats and browsers represent exactly."""
@@ -27,32 +33,14 @@ _YEAR_10000 = 253_402_300_800.0
 """Seconds since 1970; Python's dates end here."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Column:
-    """Types and range of the valid values of a column."""
-
-    types: frozenset[type]
-    low: float | None = None
-    high: float | None = None
-
-    def find_invalid_value(self, values: Sequence[Any]) -> str | None:
-        """The repr of a value that does not belong in the column, or None."""
-        if not self.types.issuperset(map(type, values)):
-            return next(reprlib.repr(value) for value in values if type(value) not in self.types)
-        if self.low is None or self.high is None:
-            return None
-        return next((repr(value) for value in (min(values), max(values)) if not self.low <= value <= self.high), None)
-
-
-_TEXT = _Column(frozenset({str}))
-_COUNT = _Column(frozenset({int}), 0, LARGEST_COUNT)
-_COLUMNS: Mapping[str, _Column] = {
-    **dict.fromkeys(("id", "version", "iteration"), _COUNT),
-    "time": _Column(frozenset({int, float}), 0.0, _YEAR_10000),
-    **dict.fromkeys(("key", "text", "type", "payload", "name"), _TEXT),
-    "value": _Column(frozenset({int, float, type(None)})),
+_NUMBER = frozenset({int, float})
+_COLUMNS: Mapping[str, tuple[frozenset[type], float | None]] = {
+    **dict.fromkeys(("id", "version", "iteration"), (frozenset({int}), LARGEST_COUNT)),
+    "time": (_NUMBER, _YEAR_10000),
+    **dict.fromkeys(("key", "text", "type", "payload", "name"), (frozenset({str}), None)),
+    "value": (_NUMBER | {type(None)}, None),
 }
-"""The columns of all tables, by name."""
+"""The types of each column of the tables, and the largest value of those that go up from 0."""
 
 
 class _Metadata(BaseModel):
@@ -187,10 +175,16 @@ class RunReader:
 
     def query(self, sql: str, *parameters: int | str) -> QueryResult:
         """Run one SELECT on the tables and views, within limits of time and size."""
-        rows: list[tuple[Any, ...]] = []
+        rows, size = list[tuple[Any, ...]](), 0
         with translate_errors(self.path), limit_reading(self._connection, self.path):
             cursor = self._connection.execute(sql, parameters)
-            for chunk in chunks(cursor, self.path):
+            while chunk := cursor.fetchmany(_ROWS):
+                size += sum(map(sys.getsizeof, chain.from_iterable(chunk)))
+                if size > LARGEST_ANSWER:
+                    raise RunError(
+                        f"a query of the run store {self.path} gave more than {LARGEST_ANSWER >> 30} GiB, and was "
+                        "stopped: select less of it, for instance with LIMIT"
+                    )
                 rows += chunk
         # If the SQL has no statement, only a comment for instance, there is no description.
         return QueryResult(tuple(name for name, *_ in cursor.description or ()), rows)
@@ -200,9 +194,13 @@ class RunReader:
         # SQLite stores values of any type in any column, so a damaged or foreign store may contain anything.
         result = self.query(sql, *parameters)
         for name, values in zip(result.columns, zip(*result.rows, strict=True), strict=bool(result.rows)):
-            column = _COLUMNS.get(name)
-            if column is not None and (invalid := column.find_invalid_value(values)):
-                raise RunError(f"the run store {self.path} is damaged: its column `{name}` holds {invalid}")
+            types, largest = _COLUMNS.get(name, (None, None))
+            invalid = [value for value in values if types and type(value) not in types]
+            if not invalid and largest is not None:
+                invalid = [value for value in (min(values), max(values)) if not 0 <= value <= largest]
+            if invalid:
+                shown = reprlib.repr(invalid[0])
+                raise RunError(f"the run store {self.path} is damaged: its column `{name}` holds {shown}")
         return result.rows
 
     @contextmanager
@@ -251,3 +249,79 @@ class RunReader:
 
 def _number(value: float | None) -> float:
     return math.nan if value is None else value
+
+
+# The metric. All views of a run read it here.
+
+LOSS, ACCURACY = "loss", "accuracy"
+"""Metrics whose names need no explanation."""
+SCORE = "score"
+"""Name of the scalar for the score, where that differs from the metric."""
+SCORE_MEANING = (
+    "Score is test accuracy (in loss-based suites, the relative loss reduction) minus rent, the price of added "
+    "parameters."
+)
+J_MEANING = "J is the same on validation data; controllers maximize it."
+"""Definitions for pages, at the first use of these words; `J_MEANING` follows `SCORE_MEANING`."""
+REFIT = "refit"
+"""Value of the metadata ``counterfactual`` in runs that compare seeds in their test period with forks."""
+METRIC_NAME = f"COALESCE((SELECT json_extract(value, '$') FROM metadata WHERE key = 'metric'), '{ACCURACY}')"
+"""SQL for the name of a run's metric."""
+
+
+@dataclass(frozen=True)
+class RunMetric:
+    """A metric on validation data, under the user's name for it; in populations usually accuracy."""
+
+    metric: str = ACCURACY
+    """Name of the metric."""
+    higher_is_better: bool = True
+    reference: float | None = None
+    """Where lower is better: the value at which the score is 0; the score is the relative reduction below it."""
+
+    @classmethod
+    def from_metadata(cls, metadata: Mapping[str, Any]) -> Self:
+        """The metric that a run's metadata name; accuracy if they name none or an invalid one."""
+        name, rises, reference = (metadata.get(key) for key in ("metric", "higher_is_better", "reference"))
+        if not isinstance(name, str) or not isinstance(rises, bool):
+            return cls()
+        return cls(name, rises, float(reference) if isinstance(reference, int | float) else None)
+
+    @property
+    def scalar(self) -> str:
+        """Name of the scalar that holds the metric's values, in its own units."""
+        return f"validation_{self.metric}"
+
+    @property
+    def train_scalar(self) -> str:
+        """Name of the scalar that holds the metric's values in training, if they are recorded."""
+        return f"train_{self.metric}"
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether the metric is the validation loss; then there is no other metric."""
+        return self.metric == LOSS
+
+    @property
+    def direction(self) -> str:
+        """Whether higher or lower is better, for metrics whose names need an explanation."""
+        if self.metric in (LOSS, ACCURACY):
+            return ""
+        return f"{'higher' if self.higher_is_better else 'lower'} is better"
+
+
+LOSS_REDUCTION = RunMetric("loss_gone")
+"""The metric of populations on a suite whose objective is the loss: its relative reduction below that of guessing."""
+
+
+def describe_contributions(metadata: Mapping[str, Any]) -> str:
+    """A sentence that defines a run's contributions and their units, depending on its metadata."""
+    metric = RunMetric.from_metadata(metadata)
+    text = "Contribution: how much the model depends on a slot's seed, "
+    if metric.higher_is_better:
+        text += f"{metric.metric} on validation data with it less that without it."
+    else:
+        text += f"{metric.metric} on validation data without it less that with it, as a share of that without it."
+    if metadata.get("counterfactual") == REFIT:
+        text += " Of seeds on probation, without it is a copy of the model that trains on without the seed."
+    return text

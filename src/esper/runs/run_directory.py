@@ -7,8 +7,8 @@ import fcntl
 import os
 import shlex
 import time
-from collections.abc import Generator, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Generator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -19,8 +19,7 @@ from filelock import lock_descriptor
 from esper.errors import RunError
 from esper.files import LOCK_FILE, TEMPORARY_SUFFIX
 from esper.runs.events import RunEnded, RunFailed, RunInterrupted, RunResumed, RunStarted
-from esper.runs.metric import RunMetric
-from esper.runs.reader import RunReader
+from esper.runs.reader import RunMetric, RunReader
 from esper.runs.store import RunStore
 
 _LOCK_TRIES = 5
@@ -36,23 +35,26 @@ def hold_lock(path: Path, what: str) -> Generator[None]:
     """
     folder = path.parent
     try:
-        # Not inherited: Python opens files such that no process it starts gets them.
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
         raise RunError(f"cannot write in {folder} ({error.strerror}): make it writable, or work on a copy") from error
     try:
         # The command in the file appears in the messages of other processes.
         try:
-            if not _try_lock(descriptor):
+            for _ in range(_LOCK_TRIES):
+                if lock_descriptor(descriptor, blocking=False):
+                    break
+                time.sleep(_RETRY_SECONDS)
+            else:
                 holder = os.pread(descriptor, 200, 0).decode(errors="replace") or "another process"
                 raise RunError(f"run {folder} is in use by {holder}: wait until it ends, or stop it")
             os.ftruncate(descriptor, 0)
             os.write(descriptor, f"`{what}` (process {os.getpid()})".encode())
         except OSError as error:
-            if error.errno == errno.ENOSPC:
-                raise RunError(f"cannot write in {folder} ({error.strerror}): free some space") from error
-            advice = "move the run to a file system that has locks"
-            raise RunError(f"cannot lock {folder} ({error.strerror}): {advice}") from error
+            is_full = error.errno == errno.ENOSPC
+            advice = "free some space" if is_full else "move the run to a file system that has locks"
+            what = "write in" if is_full else "lock"
+            raise RunError(f"cannot {what} {folder} ({error.strerror}): {advice}") from error
         yield
     finally:
         os.close(descriptor)
@@ -71,16 +73,6 @@ def is_locked(path: Path) -> bool:
         return isinstance(error, BlockingIOError)
     finally:
         os.close(descriptor)
-    return False
-
-
-def _try_lock(descriptor: int) -> bool:
-    """Try to lock an open file, and return whether that succeeded; closing the file releases the lock."""
-    for tries_left in reversed(range(_LOCK_TRIES)):
-        if lock_descriptor(descriptor, blocking=False):
-            return True
-        if tries_left:
-            time.sleep(_RETRY_SECONDS)
     return False
 
 
@@ -109,33 +101,30 @@ class _Child:
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """The directory of a run, and the paths of its files."""
+    """The directory of a run, and the paths of its files, which may be missing."""
 
     command: ClassVar[str] = "esper train"
-    """The command that trains controllers, and continues such runs with ``--resume``."""
+    """The command that makes and resumes runs of controllers."""
 
     path: Path
 
     lock = _Child("run.lock")
     """The lock file; the process that writes to the run holds its lock."""
     config = _Child("config.yaml")
-    """The resolved configuration."""
+    """The resolved settings."""
     store = _Child("run.db")
-    """The run store (SQLite)."""
     checkpoints = _Child("checkpoints")
-    """The folder of checkpoints."""
     loggers = _Child("loggers")
-    """The folder of loggers: TensorBoard's files, and the addresses of the run at W&B and MLflow."""
+    """TensorBoard's files, and the addresses of the run at W&B and MLflow."""
     report = _Child("report.html")
-    """The HTML report."""
     evaluation = _Child("evaluation.json")
     """The records of `esper evaluate`, one per controller and instance."""
     behaviour = _Child("behaviour.json")
     """The policy's behaviour in `esper evaluate`: statistics per family and a few complete episodes."""
     verdicts = _Child("verdicts.json")
-    """The verdicts of the evaluation, as figures and sentences, for the dashboard; written with the report."""
+    """The verdicts of the evaluation, for the dashboard; written with the report."""
     evaluation_progress = _Child("evaluation-progress")
-    """The folder with the partial results of an unfinished `esper evaluate`."""
+    """The folder with the results of an unfinished `esper evaluate`."""
 
     @classmethod
     def create(cls, path: Path) -> Self:
@@ -202,10 +191,7 @@ class RunDirectory:
         return _USES[maker].format(run=shlex.quote(str(self.path)))
 
     def locked(self, what: str) -> AbstractContextManager[None]:
-        """Context manager that locks the run for writing.
-
-        `what`, the running command, appears in the error messages of other processes that try to lock the run.
-        """
+        """Context manager that locks the run for writing; `what` is the running command, for others' messages."""
         return hold_lock(self.lock, what)
 
     def open_store(self) -> RunStore:
@@ -218,8 +204,7 @@ class RunDirectory:
         return self.store.is_file() and self.store.stat().st_size > 0
 
 
-OBJECTIVE = RunMetric("J")
-"""The metric of training runs: the scalar ``objective``."""
+# How far a run has come.
 
 
 class RunState(StrEnum):
@@ -234,6 +219,8 @@ class RunState(StrEnum):
     """The run's store cannot be read."""
 
 
+OBJECTIVE = RunMetric("J")
+"""The metric of training runs, whose scalar is ``objective``."""
 _LIFE_EVENTS = (RunStarted, RunResumed, RunInterrupted, RunFailed, RunEnded)
 """Events that begin or end a process of a run."""
 _END_STATES = {RunEnded.name: RunState.FINISHED, RunFailed.name: RunState.FAILED}
@@ -249,7 +236,7 @@ class RunProgress:
     """Number of iterations done, or of decisions of a `Grower`."""
     total: int | None = None
     metric: RunMetric = OBJECTIVE
-    """The metric that measures the run: J in training runs, the metric of growth in runs of a `Grower`."""
+    """What measures the run: J in training runs, the metric of growth in runs of a `Grower`."""
     value: float | None = None
     """The metric's newest value, on validation data and in its own units."""
     probe_score: float | None = None
@@ -260,23 +247,19 @@ class RunProgress:
 
 def read_progress(run: RunDirectory, reader: RunReader) -> RunProgress:
     """A run's progress, from its store and its lock."""
-
-    def read_last(name: str, after: int) -> float | None:
-        series = reader.series(name, after)
-        return series[-1][1] if series else None
-
     metadata, done = reader.metadata(), reader.last_iteration()
-    total = metadata.get("iterations")
-    started = reader.newest(RunStarted.name)
+    total, started = metadata.get("iterations"), reader.newest(RunStarted.name)
     metric, scalar = progress_metric(metadata)
+    value = next(reversed(reader.series(scalar, done - 1)), None)
+    probe = next(reversed(reader.series("probe_score")), None)
     return RunProgress(
         command=str(metadata.get("command", "?")),
         state=read_state(run, reader),
         done=done,
         total=total if isinstance(total, int) else None,
         metric=metric,
-        value=read_last(scalar, done - 1),
-        probe_score=read_last("probe_score", -1),
+        value=value and value[1],
+        probe_score=probe and probe[1],
         started=started[0].time if started else None,
     )
 
@@ -307,7 +290,7 @@ class ListedRun:
     progress: RunProgress
     size: int
     """Total size of the run's files, in bytes."""
-    failure: str | None
+    failure: str | None = None
     """Why the run's store cannot be read; None if it can."""
 
 
@@ -318,25 +301,19 @@ def list_runs(folder: Path) -> list[ListedRun]:
         runs = [run for run in runs if run.config.is_file() and (run.store.is_file() or run.lock.is_file())]
     except OSError as error:
         raise RunError(f"cannot list {folder} ({error.strerror}): give a folder that has runs in it") from error
-    return sorted(map(_describe_run, runs), key=lambda run: run.progress.started or 0.0, reverse=True)
+    return sorted(map(_list_run, runs), key=lambda run: run.progress.started or 0.0, reverse=True)
 
 
-def _describe_run(run: RunDirectory) -> ListedRun:
-    size = sum(_list_sizes(run.path))
+def _list_run(run: RunDirectory) -> ListedRun:
+    size = 0
+    for file in run.path.rglob("*"):
+        with suppress(OSError):  # it was deleted meanwhile
+            size += file.stat().st_size if file.is_file() and not file.is_symlink() else 0
     if not run.store.is_file():
         state = RunState.RUNNING if is_locked(run.lock) else RunState.INTERRUPTED
-        return ListedRun(run.path, RunProgress("?", state), size, None)
+        return ListedRun(run.path, RunProgress("?", state), size)
     try:
         with RunReader.open(run.store) as reader:
-            return ListedRun(run.path, read_progress(run, reader), size, None)
+            return ListedRun(run.path, read_progress(run, reader), size)
     except RunError as error:
         return ListedRun(run.path, RunProgress("?", RunState.DAMAGED), size, str(error))
-
-
-def _list_sizes(folder: Path) -> Iterator[int]:
-    for file in folder.rglob("*"):
-        try:
-            if file.is_file() and not file.is_symlink():
-                yield file.stat().st_size
-        except OSError:  # it was deleted meanwhile
-            continue

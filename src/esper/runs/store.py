@@ -42,16 +42,12 @@ def encode_events(events: Iterable[Event]) -> list[EventRow]:
 class RunStore(RunReader):
     """The only writer of a run store.
 
-    Events and scalars wait in memory until a thread commits them, about thirteen times a second, or `flush` does.
-    Flushed records are safe; a crash loses only those of the last moment. No event is ever skipped. If a scalar of the
-    same name and iteration is already waiting, the newer value replaces it, which `coalesced` counts. Reads through
-    this object return committed records only.
+    Events and scalars wait in memory until a thread commits them, about thirteen times a second, or `flush` does. A
+    crash loses only those of the last moment. Reads through this object return committed records only.
     """
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
         super().__init__(path, connection)
-        self.coalesced = 0
-        """Number of scalars that were replaced before they were committed."""
         self.thread_seconds = 0.0
         """CPU time of the thread that commits."""
         self._events: list[EventRow] = []
@@ -66,12 +62,12 @@ class RunStore(RunReader):
 
     @classmethod
     def create(cls, path: Path) -> Self:
-        """Create a new store; raises RunError if `path` exists or cannot be written."""
+        """Create a new store."""
         return cls(path, create_database(path))
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Open an existing store for appending; raises RunError if it is missing, damaged or not a run store."""
+        """Open an existing store for appending."""
         return cls(path, open_for_writing(path))
 
     def close(self) -> None:
@@ -95,11 +91,11 @@ class RunStore(RunReader):
             self._connection.executemany("INSERT OR REPLACE INTO metadata VALUES (?, ?)", rows)
 
     def emit(self, event: Event) -> None:
-        """Append an event; raises RunError if too many events wait and the store cannot be written."""
+        """Append an event. RunError if too many wait and the store cannot be written."""
         self.append(encode_events([event]))
 
     def append(self, rows: Iterable[EventRow]) -> None:
-        """Append encoded events, for instance from another process; raises the same errors as `emit`."""
+        """Append encoded events, for instance from another process, as `emit` does."""
         # Outside the lock, because `flush` takes it, too.
         with self._waiting:
             is_full = len(self._events) >= CAPACITY
@@ -111,9 +107,7 @@ class RunStore(RunReader):
     def record_scalars(self, iteration: int, values: Mapping[str, float]) -> None:
         """Record an iteration's scalars, all in one commit; a later value replaces an earlier one of the same name."""
         with self._waiting:
-            for name, value in values.items():
-                self.coalesced += (iteration, name) in self._scalars
-                self._scalars[iteration, name] = float(value)
+            self._scalars |= {(iteration, name): float(value) for name, value in values.items()}
 
     def flush(self) -> None:
         """Commit all waiting records, or none of them."""

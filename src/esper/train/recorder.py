@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
@@ -35,7 +35,7 @@ from esper.runs.events import (
     decode_event,
     encode_event,
 )
-from esper.runs.metric import ACCURACY, LOSS_REDUCTION
+from esper.runs.reader import ACCURACY, LOSS_REDUCTION
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import Suite
@@ -357,5 +357,5 @@ def describe_run(settings: TrainSettings) -> dict[str, Any]:
         "operations": [op.name.lower() for op in Op],
         "heads": [head.name.lower() for head in Head],
         "features": name_features(settings.policy, settings.promise),
-        **(LOSS_REDUCTION.metadata() if suite.objective == "loss" and not settings.mix else {}),
+        **(asdict(LOSS_REDUCTION) if suite.objective == "loss" and not settings.mix else {}),
     }

@@ -11,7 +11,7 @@ from esper.lab.analysis import Comparison, Verdict
 from esper.lab.drawing import COLOURS, INK
 from esper.lab.report import report_configurations
 from esper.lab.standings import ARM_MEANINGS
-from esper.runs.metric import SCORE_MEANING
+from esper.runs.reader import SCORE_MEANING
 from lab.arms_cases import ARMS, STANDINGS
 
 

@@ -14,7 +14,7 @@ from esper.lab.evaluate import Behaviour, EpisodeTimeline, Plant, Usage, write_b
 from esper.lab.exhibit import Column, Figure, Files, Table
 from esper.lab.report import Report, Section, report_on, write_report
 from esper.runs.events import LifecycleTransition, PPOUpdated, RolledBack, RunStarted
-from esper.runs.metric import J_MEANING, SCORE_MEANING
+from esper.runs.reader import J_MEANING, SCORE_MEANING
 from esper.runs.run_directory import RunDirectory
 from esper.runs.store import RunStore
 from esper.train.iteration import LEVELS
