@@ -3,7 +3,7 @@
     python benchmarks/counterfactuals.py [--networks 64] [--rounds 15] [--every 1 2 3]
 
 Every slot of every network holds a seed. With ``--every k`` slots take turns of k decisions, as with the setting
-``conduct.counterfactual_every``; a step's cost is the mean over k decisions. All take turns in one run, in one thread.
+``growth.counterfactual_every``; a step's cost is the mean over k decisions. All take turns in one run, in one thread.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from statistics import median
 
 import numpy as np
 
-from esper.engine.engine import EpisodeConfig
+from esper.engine.engine import GrowthConfig
 from esper.growth.blueprints.registry import get
 from esper.lifecycle.rules import Rules
 from esper.population.evaluation import evaluate
@@ -62,9 +62,9 @@ def main() -> None:
     for _ in range(asked.rounds):
         plain.append(seconds(nothing))
         for every in asked.every:
-            conduct = EpisodeConfig(counterfactual_every=every)
+            growth = GrowthConfig(counterfactual_every=every)
             numbers = [np.full(asked.networks, number) for number in range(every)]
-            turns = [seconds(conduct.find_due_counterfactuals(number, shape[1])) for number in numbers]
+            turns = [seconds(growth.find_due_counterfactuals(number, shape[1])) for number in numbers]
             costs[every].append(sum(turns) / every)
     lines = [f"{asked.networks} networks, {shape[1]} seeds each: {1e3 * median(plain):.1f} ms without counterfactuals"]
     for every, found in costs.items():

@@ -11,7 +11,7 @@ import time
 import numpy as np
 
 from esper.control.rules import Uniform
-from esper.engine.engine import EpisodeConfig
+from esper.engine.engine import GrowthConfig
 from esper.lifecycle.rules import Rules
 from esper.rl.episodes import Episodes
 from esper.tasks.registry import get_suite
@@ -24,7 +24,7 @@ def main() -> None:
     prepare_process()
     suite = get_suite("tokens")
     chosen = suite.sample(NETWORKS, "train", np.random.default_rng(1))
-    arms = [Episodes(suite, chosen, Rules(), conduct) for conduct in (EpisodeConfig(), EpisodeConfig(governor=None))]
+    arms = [Episodes(suite, chosen, Rules(), growth) for growth in (GrowthConfig(), GrowthConfig(governor=None))]
     controller = Uniform()
     states = [controller.start([one.seed for one in chosen]) for _ in arms]
     seconds: list[list[float]] = [[], []]

@@ -85,7 +85,7 @@ def test_evaluation_takes_what_the_page_calls_the_runs_own() -> None:
         TrainSettings,
         None,
         [
-            *("suite=digits", "rules.harm_tolerance=0.1", "conduct.plateau=4", "strategy=looped"),
+            *("suite=digits", "rules.harm_tolerance=0.1", "growth.plateau=4", "strategy=looped"),
             *(
                 "networks_per_pass=3",
                 "examples_per_pass=5",
@@ -151,5 +151,5 @@ def test_a_seed_that_a_comparison_would_not_use_is_refused(tmp_path: Path) -> No
 def test_measurements_that_never_come_are_refused(root: type[Settings]) -> None:
     """A slot's counterfactual within every so many decisions, where there are not so many."""
     with pytest.raises(ConfigError, match="counterfactual_every is 31, but there are only 30 decisions"):
-        load_settings(root, None, ["conduct.counterfactual_every=31"])
-    load_settings(root, None, ["conduct.counterfactual_every=30"])
+        load_settings(root, None, ["growth.counterfactual_every=31"])
+    load_settings(root, None, ["growth.counterfactual_every=30"])

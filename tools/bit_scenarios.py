@@ -52,6 +52,7 @@ ADDRESSES = {
     "Metric": ("esper.grower:Metric",),
     "Constrained": ("esper.grower:Constrained",),
     "Refit": ("esper.grower:Refit",),
+    "GrowthConfig": ("esper:GrowthConfig", "esper:EpisodeConfig"),
     "branch": ("esper.grower.spending:branch", "esper.grower.branch:branch"),
     "Rules": ("esper:Rules", "esper.lifecycle.rules:Rules"),
 }
@@ -84,6 +85,10 @@ def find_class(name: str) -> Any:
         except (AttributeError, ImportError):
             continue
     return None
+
+
+GROWTH = "growth" if "GrowthConfig" in esper.__all__ else "conduct"
+"""The name of the settings of growth."""
 
 
 # What is compared
@@ -494,8 +499,8 @@ def grower_options(quick: bool, folder: Path) -> Tree:
             "heuristic",
             {"evaluate": measure_two_sets, "objective": "target", "constraints": {"source": 0.05}},
         ),
-        "capped": (conv, "heuristic", {"conduct": esper.EpisodeConfig(**capped), "rent": 0.05, "rent_on": "flops"}),
-        "promised": (conv, "look", {"conduct": esper.EpisodeConfig(promise=promise)}),
+        "capped": (conv, "heuristic", {GROWTH: find_class("GrowthConfig")(**capped), "rent": 0.05, "rent_on": "flops"}),
+        "promised": (conv, "look", {GROWTH: find_class("GrowthConfig")(promise=promise)}),
         "metric": (mlp, "look", {"evaluate": measure_margin, "metric": "margin", "higher_is_better": True}),
         "loss alone": (mlp, "look", {"evaluate": lambda model: measure(model)[0]}),
         "flops": (mlp, "heuristic", {"training_flops": 1.5e6}),
@@ -525,7 +530,7 @@ def resume(quick: bool, folder: Path) -> Tree:
     decisions = 9 if quick else 14
     variants: list[tuple[str, str, Tree]] = [
         ("conv1d", LEARNED, {}),
-        ("mlp", "heuristic", {"conduct": esper.EpisodeConfig(counterfactual_every=2)}),
+        ("mlp", "heuristic", {GROWTH: find_class("GrowthConfig")(counterfactual_every=2)}),
         ("mlp", "random", {}),
         ("resnet", "look", {}),
         ("mlp", "look", {"counterfactual": "refit"}),
@@ -741,9 +746,9 @@ def train_choices(quick: bool, folder: Path) -> Tree:
         "reward=[outcome, sparse, minimal, simplified, shaped, escrow]",
         "policy.advice=null",
         "policy.probability_floor.op=0.02",
-        "conduct.counterfactual_every=2",
-        "conduct.budget.parameters=2000",
-        "conduct.promise={every: 5, first: 1, examples: 64}",
+        f"{GROWTH}.counterfactual_every=2",
+        f"{GROWTH}.budget.parameters=2000",
+        f"{GROWTH}.promise={{every: 5, first: 1, examples: 64}}",
         "ppo.surrogate=joint",
         "ppo.chunk=10",
         "ppo.epochs=3",
@@ -801,7 +806,7 @@ def environment(quick: bool, folder: Path) -> Tree:
         "suite": "tokens",
         "rules": EVERY_CHOICE,
         "reward": ["outcome", "shaped"],
-        "conduct": {"promise": {"every": 8, "first": 2, "examples": 64}},
+        GROWTH: {"promise": {"every": 8, "first": 2, "examples": 64}},
     }
     tree = {
         "vector": play(gymnasium.make_vec(esper.rl.ENVIRONMENT, num_envs=4, **settings), episodes=2),

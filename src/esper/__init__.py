@@ -13,13 +13,11 @@ plain = model.finalize()  # an ordinary nn.Module, without Esper
 Names in ``__all__`` are public. docs/stability.md lists what else is, and what may change.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from esper.engine.engine import EpisodeConfig
+    from esper.engine.engine import GrowthConfig
     from esper.grower import Constrained, Decision, Grower, GrowerConfig, Metric, Refit, RunRecorder
     from esper.grower.validation import Validation
     from esper.growth.attach import attach
@@ -34,10 +32,10 @@ __version__ = "0.3.0"
 __all__ = [
     "Constrained",
     "Decision",
-    "EpisodeConfig",
     "Grower",
     "GrowerConfig",
     "GrowingModel",
+    "GrowthConfig",
     "Metric",
     "Refit",
     "RunRecorder",
@@ -50,15 +48,8 @@ __all__ = [
     "train_controller",
 ]
 _MODULES = {
-    "Constrained": "esper.grower",
-    "Decision": "esper.grower",
-    "EpisodeConfig": "esper.engine.engine",
-    "Grower": "esper.grower",
-    "GrowerConfig": "esper.grower",
+    "GrowthConfig": "esper.engine.engine",
     "GrowingModel": "esper.growth.model",
-    "Metric": "esper.grower",
-    "Refit": "esper.grower",
-    "RunRecorder": "esper.grower",
     "Validation": "esper.grower.validation",
     "attach": "esper.growth.attach",
     "ladder": "esper.ladders.ladder",
@@ -66,13 +57,14 @@ _MODULES = {
     "save": "esper.growth.persist",
     "train_controller": "esper.train.trainer",
 }
+"""Modules of the names that `esper.grower` does not have."""
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name at its first use, so that `esper --help` need not wait for torch."""
-    if name not in _MODULES:
+    if name not in __all__:
         raise AttributeError(f"module 'esper' has no attribute {name!r}")
-    return vars(import_module(_MODULES[name]))[name]
+    return vars(import_module(_MODULES.get(name, "esper.grower")))[name]
 
 
 def __dir__() -> list[str]:

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from esper.config.loading import compare_settings, load_settings, merge_override, put_value
 from esper.config.settings import Settings, find_models
 from esper.control.rules import HeuristicSettings, LookSettings, PeriodicSettings
-from esper.engine.engine import EpisodeConfig
+from esper.engine.engine import GrowthConfig
 from esper.errors import ConfigError
 from esper.lifecycle.rules import Rules
 from esper.rl.gym import GrowthSettings
@@ -34,7 +34,7 @@ ROOTS: dict[type[Settings], Settings] = {
 """What entry points take, and its defaults."""
 WRITTEN_BY_ESPER = {
     *("_Entry", "SavedSite", "SavedSeed", "SavedSlot", "Topology", "Manifest", "CheckpointManifest"),
-    *("PolicyOrigin", "ObservedConduct", "Rung", "_Table"),  # parts of saved files
+    *("PolicyOrigin", "ObservedGrowth", "Rung", "_Table"),  # parts of saved files
     *("BaselineSettings", "OptimizerSettings"),  # of a suite
     "GrowerConfig",  # keyword arguments
 }
@@ -61,7 +61,7 @@ NAMED_IN: dict[type[Settings], dict[str, Named]] = {
     # Where a rule advises the policy, promises are measured as the rule wishes.
     TrainSettings: {
         "policy.advice.rule.promise.shown": Named("fitted", ("policy.advice.rule.fitted=1",)),
-        **{f"conduct.promise.{key}": Named(value, ("policy.advice=null",)) for key, value in _MEASURED.items()},
+        **{f"growth.promise.{key}": Named(value, ("policy.advice=null",)) for key, value in _MEASURED.items()},
     }
 }
 LEAVES = {root: leaves_of(root, usual, NAMED | NAMED_IN.get(root, {})) for root, usual in ROOTS.items()}
@@ -222,11 +222,11 @@ def test_what_entry_points_share_has_one_default() -> None:
     train, gym = (cast("Any", ROOTS[root]) for root in (TrainSettings, GrowthSettings))
     shared = TrainSettings.model_fields.keys() & GrowthSettings.model_fields.keys()
     assert shared == {
-        *("suite", "rules", "conduct", "reward", "strategy", "networks_per_pass", "examples_per_pass", "bf16")
+        *("suite", "rules", "growth", "reward", "strategy", "networks_per_pass", "examples_per_pass", "bf16")
     }
     assert all(getattr(train, name) == getattr(gym, name) for name in shared)
     assert train.rules == Rules()
-    assert train.conduct == EpisodeConfig()
+    assert train.growth == GrowthConfig()
 
 
 def test_a_leaf_without_another_value_is_noticed() -> None:

@@ -15,7 +15,7 @@ from esper.control.controller import Actions
 from esper.control.learned import LearnedController, PolicyOrigin, count_policy_features, name_features, restore_policy
 from esper.control.policy import Policy, PolicySettings
 from esper.control.rules import LookRule, LookSettings
-from esper.engine.engine import EpisodeConfig
+from esper.engine.engine import GrowthConfig
 from esper.engine.observation import FeatureReader, Observation, list_features
 from esper.errors import CheckpointError, ConfigError
 from esper.growth.promise import PromiseSettings
@@ -33,7 +33,7 @@ COUNT = 14
 
 
 def running() -> Episodes:
-    return episodes(instances(COUNT), conduct=EpisodeConfig(promise=OFTEN))
+    return episodes(instances(COUNT), growth=GrowthConfig(promise=OFTEN))
 
 
 def controller(**weights: float) -> LearnedController:
@@ -127,7 +127,7 @@ def test_promises_are_measured_as_the_advisor_wishes() -> None:
     assert changed.promise.every == 5
     assert load_settings(TrainSettings, None, ["policy.advice=null"]).promise is None
     with pytest.raises(ConfigError, match=r"policy\.advice\.rule\.promise"):
-        load_settings(TrainSettings, None, ["conduct.promise={every: 8}"])
+        load_settings(TrainSettings, None, ["growth.promise={every: 8}"])
     with pytest.raises(ConfigError, match="the rule needs both"):
         load_settings(TrainSettings, None, ["policy.advice.rule.promise.shown=fitted"])
 

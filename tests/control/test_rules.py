@@ -23,7 +23,7 @@ from esper.control.rules import (
     compute_seed_rents,
     shuffle_actions,
 )
-from esper.engine.engine import EpisodeConfig
+from esper.engine.engine import GrowthConfig
 from esper.engine.observation import Observation
 from esper.errors import ConfigError
 from esper.growth.promise import PromiseSettings
@@ -49,7 +49,7 @@ RULE_SETS = {
 
 
 OFTEN = PromiseSettings(every=1, first=1, examples=32)
-LOOKING = EpisodeConfig(promise=OFTEN)
+LOOKING = GrowthConfig(promise=OFTEN)
 
 
 def controllers() -> list[Controller]:
@@ -77,7 +77,7 @@ def test_every_action_is_legal(controller: Controller, rules: Rules) -> None:
 def test_the_controllers_do_what_they_are_for() -> None:
     done: dict[str, set[int]] = {}
     for controller in controllers():
-        running = episodes(instances(14), conduct=LOOKING)
+        running = episodes(instances(14), growth=LOOKING)
         controller_ops: set[int] = set()
         state = controller.start(range(14))
         while not running.finished.all():
@@ -517,5 +517,5 @@ def test_what_was_tried_is_not_tried_again_and_taken_slots_are_passed_over() -> 
 
 
 def test_a_rule_that_looks_needs_to_be_shown_something() -> None:
-    with pytest.raises(ConfigError, match=r"conduct\.promise"):
+    with pytest.raises(ConfigError, match=r"growth\.promise"):
         decide(look(), Situation(promises=None))

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from esper.control.rules import Uniform
-from esper.engine.engine import EpisodeConfig, GrowthEngine
+from esper.engine.engine import GrowthConfig, GrowthEngine
 from esper.engine.governor import GovernorSettings
 from esper.engine.measurements import TrainingReport
 from esper.engine.observation import Observation
@@ -28,7 +28,7 @@ from population.scenes import SUITE, VALIDATION, Draws, instances, networks, pla
 QUICK = open_rules(cooldown=(1, 1, 1), min_training_steps=1, harm_tolerance=1.0)
 CALM = GovernorSettings(lead=1.0, multiple=1e9, sigmas=1e9)
 """Only what is not finite is trouble: these networks learn very little."""
-CONFIG = EpisodeConfig(governor=CALM, promise=PromiseSettings(every=3, first=2, examples=8), counterfactual_every=2)
+CONFIG = GrowthConfig(governor=CALM, promise=PromiseSettings(every=3, first=2, examples=8), counterfactual_every=2)
 HORIZON = 30
 
 
@@ -41,7 +41,7 @@ class Cycle:
     """Trains all networks a little."""
     poison: Callable[[int], None]
     """Makes parameters of one network not a number."""
-    remake: Callable[[EpisodeConfig], GrowthEngine]
+    remake: Callable[[GrowthConfig], GrowthEngine]
     """Makes another engine over the same backend."""
     _controller: Uniform = field(default_factory=Uniform)
     _state: Any = None
@@ -74,7 +74,7 @@ class Cycle:
         return step
 
 
-def population_cycle(config: EpisodeConfig = CONFIG) -> Cycle:
+def population_cycle(config: GrowthConfig = CONFIG) -> Cycle:
     """Three networks as one program."""
     chosen = instances(3)
     population, draws = Population(plan(QUICK), networks(chosen)), Draws(chosen)
@@ -92,9 +92,9 @@ def population_cycle(config: EpisodeConfig = CONFIG) -> Cycle:
     )
 
 
-def model_cycle(config: EpisodeConfig = CONFIG) -> Cycle:
+def model_cycle(config: GrowthConfig = CONFIG) -> Cycle:
     """One model that a plain loop trains."""
-    loop = Loop("look", horizon=HORIZON, conduct=config, rules=QUICK, seed=3)
+    loop = Loop("look", horizon=HORIZON, growth=config, rules=QUICK, seed=3)
     grower, backend = loop.grower, loop.grower.backend
     recorder = grower.backend.promise_recorder
     assert recorder is not None

@@ -8,7 +8,7 @@ import torch
 
 from engine.cycles import CALM, CONFIG, CYCLES, Cycle
 from esper.engine import GrowthBackend, GrowthEngine
-from esper.engine.engine import EpisodeConfig
+from esper.engine.engine import GrowthConfig
 from esper.engine.governor import Trouble
 from esper.errors import CheckpointError, IllegalActionError
 from esper.growth.promise import Promises
@@ -261,7 +261,7 @@ def test_what_is_missing_stays_due_while_others_are_measured() -> None:
 
 def test_without_settings_for_promises_nothing_is_measured(make: Make) -> None:
     cycle = make()
-    engine = cycle.remake(EpisodeConfig(governor=CALM))
+    engine = cycle.remake(GrowthConfig(governor=CALM))
     assert engine.promises is None
     engine.measure_promises(cycle.everyone, supplied=make_promises(cycle, ~cycle.everyone))
     assert not engine.promises_due().any()
@@ -339,7 +339,7 @@ def test_an_engine_goes_on_where_it_was_saved(make: Make) -> None:
     assert usual.engine.governor.rollbacks[0] == 1
 
 
-DIFFERENT: dict[str, EpisodeConfig] = {
+DIFFERENT: dict[str, GrowthConfig] = {
     "window": CONFIG.model_copy(update={"governor": CALM.model_copy(update={"window": 5})}),
     "no governor": CONFIG.model_copy(update={"governor": None}),
     "no promises": CONFIG.model_copy(update={"promise": None}),

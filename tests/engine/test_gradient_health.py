@@ -8,7 +8,7 @@ import pytest
 from torch import Tensor
 
 from esper.control.rules import Replay
-from esper.engine.engine import EpisodeConfig, GrowthEngine
+from esper.engine.engine import GrowthConfig, GrowthEngine
 from esper.engine.gradients import GradientHealthSettings
 from esper.engine.observation import SLOT_FEATURES
 from esper.growth.blueprints.registry import get
@@ -22,7 +22,7 @@ from esper.tasks.registry import get_suite, suite_names
 from open_rules import open_rules
 
 RULES = open_rules(isolation=Isolation.SHADOW, min_training_steps=1)
-CONDUCT = EpisodeConfig(governor=None)
+GROWTH = GrowthConfig(governor=None)
 DECISIONS = 3
 """A seed germinates at the first, and has learned after all the others."""
 MINIBATCHES = 4
@@ -81,7 +81,7 @@ def judge(
     monkeypatch: pytest.MonkeyPatch,
     suite_name: str,
     factors: Sequence[float],
-    conduct: EpisodeConfig = CONDUCT,
+    growth: GrowthConfig = GROWTH,
     blueprints: int | None = None,
 ) -> set[tuple[Reason, bool, bool]]:
     """The verdicts of G2 on a seed of every blueprint of a suite, or of so many of them.
@@ -90,7 +90,7 @@ def judge(
     """
     suite = get_suite(suite_name)
     instances = suite.sample(blueprints or len(suite.blueprints), "train", np.random.default_rng(5))
-    episodes = Episodes(suite, instances, RULES, conduct)
+    episodes = Episodes(suite, instances, RULES, growth)
     plantings = [plan_germination(episodes, row) for row in range(episodes.size)]
     controller = Replay({one.seed: planting for one, planting in zip(instances, plantings, strict=True)})
     scale = Scale(monkeypatch, suite.blueprints, factors)
@@ -147,5 +147,5 @@ def test_the_settings_act(monkeypatch: pytest.MonkeyPatch, factor: float, change
     factors = [factor] * (MINIBATCHES - 1) + [1.0]
     with monkeypatch.context() as patch:
         assert judge(patch, "tokens", factors, blueprints=1) == FAILS
-    conduct = EpisodeConfig(governor=None, gradient_health=GradientHealthSettings(**change))
-    assert judge(monkeypatch, "tokens", factors, conduct, blueprints=1) == PASSES
+    growth = GrowthConfig(governor=None, gradient_health=GradientHealthSettings(**change))
+    assert judge(monkeypatch, "tokens", factors, growth, blueprints=1) == PASSES

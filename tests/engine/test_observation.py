@@ -9,7 +9,7 @@ import torch
 from control.situations import BLUEPRINTS, HORIZON, SLOTS, SUITE, WIDTHS, Situation, fossil, holding, index_of
 from esper.control.policy.heads import find_legal_choices
 from esper.control.rules import Uniform
-from esper.engine.engine import EpisodeConfig
+from esper.engine.engine import GrowthConfig
 from esper.engine.gradients import HealthTable
 from esper.engine.measurements import TrainingReport
 from esper.engine.observation import (
@@ -53,7 +53,7 @@ NEVER_VARIES = {
 
 def observations(isolation: Isolation) -> list[Observation]:
     rules = open_rules(isolation=isolation, cooldown=(1, 1, 1), min_training_steps=1)
-    running = episodes(instances(14), rules, EpisodeConfig(promise=PROMISE))
+    running = episodes(instances(14), rules, GrowthConfig(promise=PROMISE))
     controller = Uniform()
     state, seen = controller.start(range(14)), [running.observe()]
     while not running.finished.all():

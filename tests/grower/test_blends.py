@@ -8,7 +8,7 @@ import pytest
 from esper.control.controller import Actions
 from esper.control.rules import Planting, Schedule
 from esper.engine.budget import Budget
-from esper.engine.engine import EpisodeConfig
+from esper.engine.engine import GrowthConfig
 from esper.engine.observation import Observation
 from esper.growth.model import GrowingModel
 from esper.lifecycle.actions import ALPHA_TARGETS, Blend, Head, Op, make_wait_actions
@@ -17,7 +17,7 @@ from factories import Loop, make_growing
 
 every_blend = pytest.mark.parametrize("blend", Blend)
 CAP = 1000
-CAPPED = EpisodeConfig(budget=Budget(parameters=CAP))
+CAPPED = GrowthConfig(budget=Budget(parameters=CAP))
 
 
 def rules(blend: Blend) -> Rules:
@@ -41,7 +41,7 @@ def assert_counted(loop: Loop) -> None:
 @every_blend
 def test_budget_and_rent_count_what_the_model_really_has(blend: Blend) -> None:
     planting = Schedule([Planting(0, 0, 0), Planting(1, 1, 2)], 20)
-    loop = Loop(planting, rules=rules(blend), conduct=CAPPED)
+    loop = Loop(planting, rules=rules(blend), growth=CAPPED)
     for _ in range(4):
         loop.epoch()
         assert_counted(loop)
@@ -54,7 +54,7 @@ def test_fossils_from_before_are_counted_with_their_blend(blend: Blend) -> None:
     model = make_growing()
     model.slots["0"].germinate("mlp", blend=blend, alpha=1.0)
     model.slots["0"].fossilize()
-    loop = Loop("none", model, conduct=CAPPED)
+    loop = Loop("none", model, growth=CAPPED)
     assert_counted(loop)
     loop.epoch()
     assert_counted(loop)
@@ -82,7 +82,7 @@ class Retargeting:
 
 @every_blend
 def test_a_new_alpha_leaves_a_seed_its_blend_its_parameters_and_their_moments(blend: Blend) -> None:
-    loop = Loop(Retargeting(), rules=rules(blend), conduct=CAPPED)
+    loop = Loop(Retargeting(), rules=rules(blend), growth=CAPPED)
     loop.epoch()
     seed = loop.model.seeds["0"]
     parameters = list(seed.parameters())

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from esper.engine.engine import EpisodeConfig
+from esper.engine.engine import GrowthConfig
 from esper.errors import DivergedError
 from esper.grower import Decision, Ending, Grower, GrowerCallback, PrintDecisions, RunRecorder
 from esper.growth.persist import plant_structure
@@ -156,7 +156,7 @@ def test_a_callback_changes_nothing_about_the_growth() -> None:
 
 def test_a_rolled_back_decision_has_what_was_measured_before() -> None:
     diary = Diary()
-    loop = Loop("none", callbacks=[diary], conduct=EpisodeConfig())
+    loop = Loop("none", callbacks=[diary], growth=GrowthConfig())
     loop.epoch()
     loop.epoch(lambda _: math.inf)
     before, after = diary.losses

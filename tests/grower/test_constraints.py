@@ -134,8 +134,8 @@ def test_the_worst_seed_goes_though_training_is_unusual(monkeypatch: pytest.Monk
 
 
 def test_a_culprit_is_found_at_once_though_its_turn_to_be_measured_is_later() -> None:
-    conduct = esper.EpisodeConfig(counterfactual_every=5)
-    model, optimizer, grower = adapting("all_at_start", horizon=30, conduct=conduct)
+    growth = esper.GrowthConfig(counterfactual_every=5)
+    model, optimizer, grower = adapting("all_at_start", horizon=30, growth=growth)
     decisions = [grower.step(train_loss=go(model, optimizer)) for _ in range(6)]
     broken = [decision.op for decision in decisions if decision.broken]
     assert broken[:1] == [Op.PRUNE]
@@ -149,8 +149,8 @@ def test_only_what_breaks_a_constraint_is_measured_out_of_turn() -> None:
         calls.append(0.0)
         return both(model)
 
-    conduct = esper.EpisodeConfig(counterfactual_every=10)
-    told = {"horizon": 30, "conduct": conduct, "evaluate": counted, "constraints": {"source": 1e9}}
+    growth = esper.GrowthConfig(counterfactual_every=10)
+    told = {"horizon": 30, "growth": growth, "evaluate": counted, "constraints": {"source": 1e9}}
     model, optimizer, grower = adapting("all_at_start", **told)
     while not all(slot.seed is not None and float(slot.seed.alpha) > 0 for slot in model.slots.values()):
         grower.step(train_loss=go(model, optimizer, 1))

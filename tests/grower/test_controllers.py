@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import esper
-from esper.engine.engine import EpisodeConfig
+from esper.engine.engine import GrowthConfig
 from esper.errors import ConfigError
 from esper.grower.config import HORIZON
 from esper.lifecycle.actions import Op
@@ -104,9 +104,9 @@ def test_what_waits_for_a_plateau_waits_without_end_where_nobody_said_how_long_g
 
 
 def test_growth_that_ends_before_the_plateau_is_long_enough_is_refused():
-    with pytest.raises(ConfigError, match="conduct.plateau 2 ends growth before controller 'all_at_plateau'"):
-        begun("all_at_plateau", 20, conduct=EpisodeConfig(plateau=2))
-    begun("all_at_plateau", 20, conduct=EpisodeConfig(plateau=3))
+    with pytest.raises(ConfigError, match="growth.plateau 2 ends growth before controller 'all_at_plateau'"):
+        begun("all_at_plateau", 20, growth=GrowthConfig(plateau=2))
+    begun("all_at_plateau", 20, growth=GrowthConfig(plateau=3))
 
 
 def iter_down(factor: float) -> Callable[[nn.Module], tuple[float, float]]:

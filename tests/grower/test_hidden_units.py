@@ -61,7 +61,7 @@ def test_a_growth_with_units_resumes() -> None:
 
 
 def test_training_shows_what_looking_promises() -> None:
-    model, grower = growing("look", conduct=esper.EpisodeConfig(promise=PromiseSettings(examples=96)))
+    model, grower = growing("look", growth=esper.GrowthConfig(promise=PromiseSettings(examples=96)))
     recorder = grower.backend.promise_recorder
     assert recorder is not None
     recorder.set_recording(True)

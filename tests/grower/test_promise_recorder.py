@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import esper
-from esper import EpisodeConfig, Grower, GrowingModel
+from esper import Grower, GrowingModel, GrowthConfig
 from esper.control.rules import LookRule, LookSettings
 from esper.errors import ConfigError
 from esper.grower.backend import ModelSpec
@@ -26,7 +26,7 @@ from factories import HELD, RINGS, WIDTH, Loop, make_data, make_growing, make_ho
 
 EXAMPLES = 40
 PROMISE = PromiseSettings(every=2, first=1, examples=EXAMPLES)
-CONDUCT = EpisodeConfig(promise=PROMISE)
+GROWTH = GrowthConfig(promise=PROMISE)
 
 
 def each_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -40,7 +40,7 @@ def look(model: GrowingModel, inputs: Tensor, labels: Tensor) -> Look:
 def grower_of(model: GrowingModel, rate: float = 0.0, **options: Any) -> tuple[Grower, torch.optim.Optimizer]:
     """By default what is trained stands still, so that the newest minibatches are all of one model."""
     optimizer = torch.optim.SGD(model.parameter_groups(lr=rate))
-    told = {"evaluate": validate, "horizon": 20, "conduct": CONDUCT, **options}
+    told = {"evaluate": validate, "horizon": 20, "growth": GROWTH, **options}
     return Grower(model, optimizer, controller="look", **told), optimizer
 
 
@@ -178,10 +178,8 @@ def test_what_learns_apart_is_not_heard() -> None:
     def loss(some: Tensor, others: Tensor) -> Tensor:
         return F.cross_entropy(model(some), others)
 
-    often = EpisodeConfig(promise=PromiseSettings(every=1, first=1, examples=10_000))
-    grower, optimizer = grower_of(
-        model, rules=HELD, loss=loss, rate=0.05, evaluate=esper.Refit(validate), conduct=often
-    )
+    often = GrowthConfig(promise=PromiseSettings(every=1, first=1, examples=10_000))
+    grower, optimizer = grower_of(model, rules=HELD, loss=loss, rate=0.05, evaluate=esper.Refit(validate), growth=often)
     for decision in range(8):
         if decision:
             grower.step(train_loss=1.0)
@@ -196,7 +194,7 @@ def test_what_learns_apart_is_not_heard() -> None:
 
 
 def test_it_listens_only_before_decisions_at_which_it_is_due() -> None:
-    loop = Loop("look", conduct=EpisodeConfig(promise=PromiseSettings(every=3, first=2, examples=8)))
+    loop = Loop("look", growth=GrowthConfig(promise=PromiseSettings(every=3, first=2, examples=8)))
     listening = []
     for _ in range(7):
         listening.append(all(slot.feature_hook is not None for slot in loop.model.slots.values()))
@@ -216,7 +214,7 @@ def test_no_more_is_kept_than_it_takes() -> None:
 
 def test_nothing_is_kept_of_a_minibatch_that_blew_up() -> None:
     model, (inputs, labels) = make_growing(), make_data()
-    grower, optimizer = grower_of(model, conduct=EpisodeConfig(promise=PROMISE, governor=None))
+    grower, optimizer = grower_of(model, growth=GrowthConfig(promise=PROMISE, governor=None))
     plainly(model, optimizer, inputs, labels)
     bad = F.cross_entropy(model(inputs[:16]), labels[:16]) * float("inf")
     bad.backward()
@@ -236,17 +234,17 @@ def test_copies_and_pickles_do_not_listen() -> None:
 def test_it_goes_on_from_the_midst(first: int) -> None:
     inputs, labels = make_data()
     outcomes = []
-    conduct = EpisodeConfig(promise=PROMISE.model_copy(update={"first": first}))
+    growth = GrowthConfig(promise=PROMISE.model_copy(update={"first": first}))
     for cut in (False, True):
         model = make_growing()
-        grower, optimizer = grower_of(model, rate=0.05, conduct=conduct)
+        grower, optimizer = grower_of(model, rate=0.05, growth=growth)
         plainly(model, optimizer, inputs, labels)
         if first == 2:
             grower.step(train_loss=1.0)
         if cut:
             state, values = grower.state_dict(), copy.deepcopy(model.state_dict())
             model = make_growing()
-            grower, optimizer = grower_of(model, rate=0.05, conduct=conduct)
+            grower, optimizer = grower_of(model, rate=0.05, growth=growth)
             model.load_state_dict(values)
             grower.load_state_dict(state)
         if first == 2:
@@ -296,10 +294,10 @@ def test_a_blueprint_that_cannot_be_measured_is_named_and_the_others_are(monkeyp
 
 def test_what_nobody_goes_by_is_refused() -> None:
     model = make_growing()
-    with pytest.raises(ConfigError, match=r"conduct\.promise"):
-        Loop("heuristic", conduct=CONDUCT)
+    with pytest.raises(ConfigError, match=r"growth\.promise"):
+        Loop("heuristic", growth=GROWTH)
     with pytest.raises(ConfigError, match="shown"):
-        Loop("look", conduct=EpisodeConfig(promise=PromiseSettings(shown="fitted")))
+        Loop("look", growth=GrowthConfig(promise=PromiseSettings(shown="fitted")))
     with pytest.raises(ConfigError, match="look"):
         Loop("heuristic", model).grower.step(train_loss=1.0, look=look(model, *make_data()))
     other = esper.attach(make_host(), {"4": ["mlp"]}, torch.zeros(2, 4))
@@ -356,12 +354,12 @@ def test_however_short_a_growth_it_is_looked_at_while_seeds_may_be_planted(horiz
 
 
 def test_one_that_goes_on_with_other_plans_listens_by_these() -> None:
-    loop = Loop("look", horizon=20, conduct=EpisodeConfig(promise=PromiseSettings(first=9)))
+    loop = Loop("look", horizon=20, growth=GrowthConfig(promise=PromiseSettings(first=9)))
     for _ in range(3):
         loop.epoch()
     assert not loop.model.seeds
-    often = EpisodeConfig(promise=PromiseSettings(every=1, first=1, examples=16))
-    longer = Loop("look", horizon=60, conduct=often)
+    often = GrowthConfig(promise=PromiseSettings(every=1, first=1, examples=16))
+    longer = Loop("look", horizon=60, growth=often)
     longer.grower.load_state_dict(loop.saved()["grower"])
     assert longer.grower.promises_due
     longer.epoch()
@@ -427,7 +425,7 @@ def test_a_part_that_is_called_alone_is_heard_without_the_network_s_input() -> N
 
 def test_a_look_that_could_not_be_taken_is_taken_next_time() -> None:
     model, (inputs, labels) = make_growing(), make_data()
-    grower, optimizer = grower_of(model, conduct=EpisodeConfig(promise=PROMISE, governor=None))
+    grower, optimizer = grower_of(model, growth=GrowthConfig(promise=PROMISE, governor=None))
     (F.cross_entropy(model(inputs), labels) * float("inf")).backward()
     optimizer.zero_grad()
     optimizer.step()
@@ -443,10 +441,10 @@ def test_a_look_that_could_not_be_taken_is_taken_next_time() -> None:
 
 
 def test_nobody_listens_after_the_end_nor_where_another_grower_takes_over() -> None:
-    loop = Loop("look", conduct=CONDUCT)
+    loop = Loop("look", growth=GROWTH)
     assert all(slot.feature_hook for slot in loop.model.slots.values())
     loop.grower.finish()
     assert not any(slot.feature_hook for slot in loop.model.slots.values())
-    other = Loop("look", conduct=CONDUCT)
+    other = Loop("look", growth=GROWTH)
     Loop("heuristic", other.model)
     assert not any(slot.feature_hook for slot in other.model.slots.values())

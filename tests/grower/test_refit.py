@@ -20,7 +20,7 @@ from torch.nn.utils.parametrizations import weight_norm
 import esper
 from esper import Grower, GrowingModel
 from esper.control.rules import Heuristic, HeuristicSettings, Planting, Schedule
-from esper.engine.engine import EpisodeConfig
+from esper.engine.engine import GrowthConfig
 from esper.errors import CheckpointError, ConfigError
 from esper.grower.refit import REFIT_DECISIONS, SeedlessFork
 from esper.growth.persist import plant_structure
@@ -343,7 +343,7 @@ def test_a_seed_that_the_host_only_leans_on_is_kept_by_dependence_and_pruned_by_
 @pytest.mark.parametrize("every", [1, 2, 3])
 def test_nothing_judges_a_seed_before_its_fork_is_old_enough(every: int) -> None:
     """Neither rules nor gates, and not on what was known of it before its probation."""
-    decisions = judged("refit", 0, 1, 9, conduct=EpisodeConfig(counterfactual_every=every))
+    decisions = judged("refit", 0, 1, 9, growth=GrowthConfig(counterfactual_every=every))
     changes = [(decision.number, change) for decision in decisions for change in decision.changes]
     entered = next(number for number, change in changes if change.after is Stage.HOLDING)
     left = next(number for number, change in changes if change.before is Stage.HOLDING)
@@ -351,7 +351,7 @@ def test_nothing_judges_a_seed_before_its_fork_is_old_enough(every: int) -> None
     for decision in decisions[entered : entered + REFIT_DECISIONS - 1]:
         assert "0" not in decision.contributions
     assert "0" in decisions[left - 1].contributions
-    usual = judged("dependence", 0, 1, 6, conduct=EpisodeConfig(counterfactual_every=1))
+    usual = judged("dependence", 0, 1, 6, growth=GrowthConfig(counterfactual_every=1))
     assert usual[entered].changes[0].before is Stage.HOLDING, "by dependence it is judged at once"
 
 

@@ -16,7 +16,7 @@ from esper.control.controller import Controller
 from esper.control.learned import LearnedController
 from esper.control.policy import Policy, PolicySettings
 from esper.control.rules import Replay, Schedule
-from esper.engine.engine import EpisodeConfig
+from esper.engine.engine import GrowthConfig
 from esper.engine.governor import GovernorSettings
 from esper.engine.gradients import GradientHealthSettings
 from esper.engine.observation import list_features
@@ -117,7 +117,7 @@ def test_the_means_of_gradient_health_go_on_to_the_last_bit():
         ratios += loop.grower.engine.history.training.health.ratio.flatten().tolist()
     usual = float(np.nanmedian(ratios))
     health = GradientHealthSettings(vanished_ratio=0.99 * usual, exploded_ratio=1.01 * usual, decay=0.7)
-    options = {"conduct": EpisodeConfig(gradient_health=health)}
+    options = {"growth": GrowthConfig(gradient_health=health)}
 
     whole = Loop("all_at_start", **options)
     for _ in range(DECISIONS // 2):
@@ -195,9 +195,9 @@ SAME: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 OTHER: dict[str, tuple[dict[str, Any], Callable[[Grower], Any]]] = {
     "horizon": ({"horizon": 50}, lambda grower: (grower.config.horizon, grower._timing.horizon)),
     "rules": ({"rules": HELD}, lambda grower: grower.config.rules),
-    "conduct": (
-        {"conduct": EpisodeConfig(plateau=3, counterfactual_every=2, governor=GovernorSettings(max_rollbacks=1))},
-        lambda grower: (grower.config.conduct, grower.engine.governor.settings),
+    "growth": (
+        {"growth": GrowthConfig(plateau=3, counterfactual_every=2, governor=GovernorSettings(max_rollbacks=1))},
+        lambda grower: (grower.config.growth, grower.engine.governor.settings),
     ),
     "rent": ({"rent": 0.5}, lambda grower: grower.config.rent),
     "rent_on": ({"rent_on": "flops"}, lambda grower: grower.network.charge.hosts.tolist()),
@@ -272,9 +272,9 @@ def test_a_state_that_lacks_a_part_is_refused(part: str) -> None:
 def test_a_governor_of_another_window_is_refused():
     state = Loop("none").grower.state_dict()
     with pytest.raises(CheckpointError, match="losses is torch.float64"):
-        Loop("none", conduct=EpisodeConfig(governor=GovernorSettings(window=5))).grower.load_state_dict(state)
+        Loop("none", growth=GrowthConfig(governor=GovernorSettings(window=5))).grower.load_state_dict(state)
     with pytest.raises(CheckpointError, match="governor"):
-        Loop("none", conduct=EpisodeConfig(governor=None)).grower.load_state_dict(state)
+        Loop("none", growth=GrowthConfig(governor=None)).grower.load_state_dict(state)
 
 
 def test_a_state_that_cannot_be_saved_is_named():

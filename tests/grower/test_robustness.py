@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from esper.engine.engine import EpisodeConfig
+from esper.engine.engine import GrowthConfig
 from esper.engine.governor import GovernorSettings
 from esper.errors import DivergedError
 from esper.grower import Grower
@@ -39,7 +39,7 @@ def test_a_seed_that_cannot_be_made_leaves_everything_as_it_was(monkeypatch: pyt
 
 
 def test_the_rollback_that_is_too_many_leaves_sound_books() -> None:
-    loop = Loop("all_at_start", conduct=EpisodeConfig(governor=GovernorSettings(max_rollbacks=0)))
+    loop = Loop("all_at_start", growth=GrowthConfig(governor=GovernorSettings(max_rollbacks=0)))
     for _ in range(2):
         loop.epoch()
     assert loop.model.seeds

@@ -14,7 +14,7 @@ from esper.control.controller import Actions, Controller
 from esper.control.learned import LearnedController
 from esper.control.policy import OpPrior, Policy, PolicySettings
 from esper.control.rules import Heuristic, HeuristicSettings, Never, Uniform
-from esper.engine.engine import EpisodeConfig
+from esper.engine.engine import GrowthConfig
 from esper.engine.measurements import TrainingReport
 from esper.engine.observation import GLOBAL_FEATURES, SLOT_FEATURES, Observation, list_features
 from esper.grower import Grower, backend
@@ -85,12 +85,12 @@ Known = tuple[TrainingReport, SeedMeasurements]
 
 
 def in_a_population(
-    recorded: Recorded, rules: Rules, conduct: EpisodeConfig, settings: OptimizerSettings
+    recorded: Recorded, rules: Rules, growth: GrowthConfig, settings: OptimizerSettings
 ) -> tuple[Episodes, list[Known]]:
     """The population, and what was known of its training and its modules after each decision."""
     suite = copy.copy(SUITE)
     suite.optimizer = settings
-    running = Episodes(suite, [instance()], rules, conduct)
+    running = Episodes(suite, [instance()], rules, growth)
     state = recorded.start([instance().seed])
     reports: list[Known] = []
     for _ in range(STEPS):
@@ -114,7 +114,7 @@ def optimizer_for(model: GrowingModel, learning_rate: float, settings: Optimizer
 
 
 def by_itself(
-    recorded: Recorded, rules: Rules, conduct: EpisodeConfig, settings: OptimizerSettings
+    recorded: Recorded, rules: Rules, growth: GrowthConfig, settings: OptimizerSettings
 ) -> tuple[GrowingModel, list[Known]]:
     """The model, and what its grower knew of both before each decision."""
     one, data = instance(), Episodes(SUITE, [instance()], rules)
@@ -135,7 +135,7 @@ def by_itself(
         evaluate=evaluate,
         horizon=SUITE.steps,
         rules=rules,
-        conduct=conduct,
+        growth=growth,
         rent=one.rent,
         train_size=one.train_size,
         seed=one.seed,
@@ -174,8 +174,8 @@ def test_a_grower_is_a_population_of_one(make: Any, blends: tuple[Blend, ...], s
     rules = Rules().model_copy(update={**changes, "blends": blends, "alpha_targets": (0.5, 1.0)})
     crowd, single = Recorded(make(), late=True), Recorded(make(), late=False)
     # Clipped so hard it learns next to nothing, and a grower's governor lets no seed be kept on such a network.
-    conduct = EpisodeConfig(governor=None) if settings is CLIPPED else EpisodeConfig()
-    compare(crowd, single, rules, conduct, settings)
+    growth = GrowthConfig(governor=None) if settings is CLIPPED else GrowthConfig()
+    compare(crowd, single, rules, growth, settings)
     assert len({row[0, 0] for row in single.actions}) >= 3, "the test means to see several operations"
     chosen = {Blend(row[0, Head.BLEND]) for row in single.actions if row[0, Head.OP] == Op.GERMINATE}
     assert chosen == set(blends) or (len(blends) > 1 and len(chosen) > 1), "the test means to see several blends"
@@ -186,14 +186,14 @@ def test_a_grower_is_a_population_of_one(make: Any, blends: tuple[Blend, ...], s
 def test_so_it_is_where_counterfactuals_take_turns(make: Any) -> None:
     rules = Rules().model_copy(update={"harm_tolerance": 1.0, "operations": OPERATIONS})
     crowd, single = Recorded(make(), late=True), Recorded(make(), late=False)
-    compare(crowd, single, rules, EpisodeConfig(counterfactual_every=3), SUITE.optimizer)
+    compare(crowd, single, rules, GrowthConfig(counterfactual_every=3), SUITE.optimizer)
     age = [feature.name for feature in SLOT_FEATURES].index("measurement_age")
     assert max(float(seen.slots[..., age].max()) for seen in single.seen) > 0, "the test means to see old measurements"
 
 
 def test_so_it_is_where_a_plateau_ends_it() -> None:
     crowd, single = Recorded(Never(), late=True), Recorded(Never(), late=False)
-    compare(crowd, single, Rules(), EpisodeConfig(plateau=2), SUITE.optimizer)
+    compare(crowd, single, Rules(), GrowthConfig(plateau=2), SUITE.optimizer)
     assert 0 < len(single.actions) < STEPS - 1, "the test means to see an early end"
 
 
@@ -217,12 +217,10 @@ def count_alike(single: Recorded, crowd: Recorded) -> int:
     return len(single.seen)
 
 
-def compare(
-    crowd: Recorded, single: Recorded, rules: Rules, conduct: EpisodeConfig, settings: OptimizerSettings
-) -> None:
+def compare(crowd: Recorded, single: Recorded, rules: Rules, growth: GrowthConfig, settings: OptimizerSettings) -> None:
     """See the same, decide the same and become the same in a population and in a loop."""
-    running, expected_reports = in_a_population(crowd, rules, conduct, settings)
-    model, reports = by_itself(single, rules, conduct, settings)
+    running, expected_reports = in_a_population(crowd, rules, growth, settings)
+    model, reports = by_itself(single, rules, growth, settings)
     np.testing.assert_array_equal(np.array(single.actions), np.array(crowd.actions))
     alike = count_alike(single, crowd)
     assert alike == len(single.seen) or (settings.name == "adamw" and alike >= FEWEST_ALIKE)

@@ -218,7 +218,7 @@ ABOUT: dict[str, tuple[dict[str, Any], Any]] = {
 def trained(about: str) -> tuple[Training, Grower]:
     """A trained host with two seeds, and its grower."""
     options, evaluate = ABOUT[about]
-    training, found = grower(evaluate, horizon=30, conduct=esper.EpisodeConfig(governor=None), **options)
+    training, found = grower(evaluate, horizon=30, growth=esper.GrowthConfig(governor=None), **options)
     for _ in range(8):
         found.step(train_loss=training.epoch())
     assert len(training.model.seeds) == 2
@@ -248,7 +248,7 @@ def test_a_seed_that_harms_is_harmful_and_one_that_helps_helps(about: str) -> No
 def test_what_was_measured_first_is_remembered(about: str) -> None:
     training, found = trained(about)
     given, evaluate = ABOUT[about]
-    options = growth_about(evaluate, **given, conduct=found.config.conduct)
+    options = growth_about(evaluate, **given, growth=found.config.growth)
     again = Grower(training.model, training.optimizer, controller="all_at_start", horizon=30, **options)
     again.load_state_dict(found.state_dict())
     own, other = found.step(train_loss=0.5), again.step(train_loss=0.5)
@@ -257,7 +257,7 @@ def test_what_was_measured_first_is_remembered(about: str) -> None:
 
 def test_the_score_of_a_loss_is_the_share_that_is_gone() -> None:
     losses = iter([4.0, 3.0, 5.0])
-    found = grower(lambda _: next(losses), conduct=esper.EpisodeConfig(counterfactual_every=50))[1]
+    found = grower(lambda _: next(losses), growth=esper.GrowthConfig(counterfactual_every=50))[1]
     assert [found.step(train_loss=1.0, val_loss=one).score for one in (4.0, 3.0, 5.0)] == [0.0, 0.25, -0.25]
     guessing = grower(lambda _: 0.0, classes=4)[1]
     assert guessing.step(train_loss=1.0, val_loss=math.log(2)).score == pytest.approx(0.5)
@@ -295,8 +295,8 @@ def test_a_seed_worth_a_tenth_of_the_loss_now_is_kept_whatever_the_loss_was_at_f
     rule = Heuristic(HeuristicSettings(most=1, probation=2, margin=0.02), EPOCHS)
     training = Training()
     given = growth_about(falling, **options)
-    conduct = esper.EpisodeConfig(governor=None)
-    found = Grower(training.model, training.optimizer, controller=rule, horizon=EPOCHS, conduct=conduct, **given)
+    growth = esper.GrowthConfig(governor=None)
+    found = Grower(training.model, training.optimizer, controller=rule, horizon=EPOCHS, growth=growth, **given)
     decisions = [found.step(train_loss=training.epoch())]
     falling.now = 0.0245
     decisions += [found.step(train_loss=training.epoch()) for _ in range(8)]
@@ -363,7 +363,7 @@ def test_a_module_is_worth_more_the_lower_the_loss_with_it() -> None:
 
 
 def test_a_negative_loss_reaches_its_plateau() -> None:
-    found = Training(conduct=esper.EpisodeConfig(plateau=2), measure="loss").grower
+    found = Training(growth=esper.GrowthConfig(plateau=2), measure="loss").grower
     found.controller = Loop("none").grower.controller
     ended = [found.step(train_loss=1.0, val_loss=loss).finished for loss in (-1.0, -2.0, -3.0, -2.99, -3.01)]
     assert ended == [False, False, False, False, True]
@@ -379,7 +379,7 @@ def test_figures_may_be_handed_in() -> None:
 
 
 def test_a_train_accuracy_is_no_mistake_before_it_is_known_what_growth_is_about() -> None:
-    found = grower(lambda _: (math.inf, 0.5), conduct=esper.EpisodeConfig(governor=None))[1]
+    found = grower(lambda _: (math.inf, 0.5), growth=esper.GrowthConfig(governor=None))[1]
     found.step(train_loss=1.0, train_accuracy=0.5)
 
 

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import esper
-from esper.engine.engine import EpisodeConfig
+from esper.engine.engine import GrowthConfig
 from esper.errors import CheckpointError, ConfigError, DivergedError, SlotError
 from esper.growth.persist import describe_structure
 from esper.lifecycle.table import Stage
@@ -252,7 +252,7 @@ def test_decisions_come_every_so_many_steps(tmp_path: Path):
 
 
 def test_a_plateau_stops_the_trainer(tmp_path: Path):
-    growth = LightningGrower(lambda _: (0.5, 0.5), controller="none", conduct=EpisodeConfig(plateau=2))
+    growth = LightningGrower(lambda _: (0.5, 0.5), controller="none", growth=GrowthConfig(plateau=2))
     trainer = fit(tmp_path, Classifier(), growth, 2 * EPOCHS)
     assert growth.grower.finished
     assert trainer.current_epoch == growth.grower.decisions == 3

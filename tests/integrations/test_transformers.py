@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 import esper
 import tiny_transformers
-from esper.engine.engine import EpisodeConfig
+from esper.engine.engine import GrowthConfig
 from esper.errors import CheckpointError, ConfigError, DivergedError, SlotError
 from esper.growth.persist import describe_structure
 from esper.lifecycle.table import Stage
@@ -188,7 +188,7 @@ def test_a_plateau_stops_the_trainer(tmp_path: Path, logging_steps: int):
         model, tmp_path, torch.optim.AdamW(model.parameter_groups(lr=1e-2)), logging_steps=logging_steps
     )
     growth = TransformersGrower(
-        trainer, lambda _: (0.5, 0.5), controller="none", classes=3, conduct=EpisodeConfig(plateau=2)
+        trainer, lambda _: (0.5, 0.5), controller="none", classes=3, growth=GrowthConfig(plateau=2)
     )
     trainer.add_callback(growth)
     trainer.train()

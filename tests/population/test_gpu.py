@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from esper.control.rules import Uniform
-from esper.engine.engine import EpisodeConfig
+from esper.engine.engine import GrowthConfig
 from esper.growth.promise import PromiseSettings
 from esper.lifecycle.rules import Isolation
 from esper.population.evaluation import evaluate
@@ -32,7 +32,7 @@ def test_episodes_of_every_suite_are_those_of_the_cpu(name: str, strategy: Strat
     suite = copy.copy(get_suite(name))
     suite.batches_per_step = 2
     instances = suite.sample(4, "train", np.random.default_rng(3))
-    config = EpisodeConfig(promise=PromiseSettings(first=1, every=2, examples=8))
+    config = GrowthConfig(promise=PromiseSettings(first=1, every=2, examples=8))
     near, far = (Episodes(suite, instances, QUICK, config, strategy=strategy, device=place) for place in (CPU, GPU))
     controller = Uniform()
     state = controller.start([one.seed for one in instances])

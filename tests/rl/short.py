@@ -8,7 +8,7 @@ import numpy as np
 
 from esper.control.controller import Controller
 from esper.control.rules import Uniform
-from esper.engine.engine import EpisodeConfig
+from esper.engine.engine import GrowthConfig
 from esper.lifecycle.rules import Rules
 from esper.rl.episodes import Episodes, StepResult
 from esper.rl.rewards import RewardSettings
@@ -42,12 +42,12 @@ def instances(count: int, drift_step: int | None = None) -> list[Instance]:
 def episodes(
     chosen: Sequence[Instance],
     rules: Rules = QUICK,
-    conduct: EpisodeConfig = EpisodeConfig(),  # noqa: B008 (immutable)
+    growth: GrowthConfig = GrowthConfig(),  # noqa: B008 (immutable)
     suite: Suite = SUITE,
     **reward: Any,
 ) -> Episodes:
     """Episodes that are paid by the settings ``reward``."""
-    return Episodes(suite, chosen, rules, conduct, rewards=[RewardSettings(**reward)] * len(chosen))
+    return Episodes(suite, chosen, rules, growth, rewards=[RewardSettings(**reward)] * len(chosen))
 
 
 def play(running: Episodes, controller: Controller | None = None, steps: int | None = None) -> list[StepResult]:

@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.population import Work
 from esper.control.rules import Uniform
-from esper.engine.engine import EpisodeConfig
+from esper.engine.engine import GrowthConfig
 from esper.growth.promise import PromiseSettings
 from esper.numerics import devices
 from esper.numerics.arrays import Floats
@@ -35,7 +35,7 @@ COPIES_OF_NEW_EPISODES = 30
 
 def episodes(suite: Suite, device: torch.device, strategy: Strategy = "stacked") -> Episodes:
     chosen = suite.sample(NETWORKS, "train", np.random.default_rng(3))
-    config = EpisodeConfig(promise=PromiseSettings(first=6, every=4, examples=8))
+    config = GrowthConfig(promise=PromiseSettings(first=6, every=4, examples=8))
     return Episodes(suite, chosen, QUICK, config, strategy=strategy, device=device)
 
 
@@ -173,9 +173,9 @@ def test_an_update_waits_once_per_minibatch_and_once_for_its_figures(record: boo
 
 def test_neither_new_episodes_nor_a_look_at_what_blueprints_promise_wait_for_what_they_send() -> None:
     with FarAway() as far:
-        conduct = EpisodeConfig(promise=PromiseSettings(every=2, first=1, examples=16))
+        growth = GrowthConfig(promise=PromiseSettings(every=2, first=1, examples=16))
         chosen = ShortSuite().sample(NETWORKS, "train", np.random.default_rng(3))
-        running = Episodes(ShortSuite(), chosen, QUICK, conduct, device=FAR)
+        running = Episodes(ShortSuite(), chosen, QUICK, growth, device=FAR)
         play(running, steps=1)
         running.restart(np.array([0]), running.instances[1:2])
         play(running, steps=2)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from esper.engine.engine import EpisodeConfig
+from esper.engine.engine import GrowthConfig
 from esper.engine.observation import FeatureReader
 from esper.growth.promise import PromiseSettings
 from esper.lifecycle.actions import Op, make_action, make_wait_actions
@@ -21,7 +21,7 @@ SETTINGS = PromiseSettings(first=2, every=4, examples=EXAMPLES)
 
 
 def looking(chosen: list[Instance], settings: PromiseSettings = SETTINGS) -> Episodes:
-    return episodes(chosen, conduct=EpisodeConfig(promise=settings))
+    return episodes(chosen, growth=GrowthConfig(promise=settings))
 
 
 def newest(instance: Instance, steps: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:

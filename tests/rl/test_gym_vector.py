@@ -60,7 +60,7 @@ def rows(arrays: Arrays, chosen: Any) -> Arrays:
 
 @pytest.mark.parametrize("promise", [None, {"every": 2, "first": 1, "examples": 8}], ids=["plain", "with promise"])
 def test_spaces_are_finite_and_hold_what_is_observed(promise: dict[str, int] | None) -> None:
-    env, lists = make(conduct={"promise": promise}), list_features(promise is not None)
+    env, lists = make(growth={"promise": promise}), list_features(promise is not None)
     single = env.single_observation_space
     assert set(single) == {"globals", "slots", "blueprints", "action_mask"}
     for name, features in lists._asdict().items():
@@ -493,7 +493,7 @@ def test_what_is_returned_is_the_caller_s() -> None:
 
 
 def test_a_rollback_is_told() -> None:
-    env = make_vector(E, rules=RULES, conduct={"governor": {"max_rollbacks": 0}})
+    env = make_vector(E, rules=RULES, growth={"governor": {"max_rollbacks": 0}})
     env.reset(seed=0)
     episodes = env.growth.episodes
     with torch.no_grad():

@@ -59,7 +59,7 @@ def test_hardly_anything_is_the_same_in_all() -> None:
 RARE = {"rollbacks"}
 """Vary where a network blows up."""
 CLOSED = {"stage_training", "last_op_advance", "last_op_set_alpha", "pruning", "measurement_age"}
-"""Vary under other rules and conduct than the default ones, under which the policy plays as it learned."""
+"""Vary under other rules and settings of growth than the default ones, under which the policy plays as it learned."""
 NEVER = {"compatible"}
 """Menus have only what serves; what does not is no legal choice, and the policy reads 0 for it."""
 
@@ -101,7 +101,7 @@ def test_shards_draw_their_suites_and_training_never_those_kept_back() -> None:
 
 def test_what_could_not_act_on_the_shortest_or_smallest_share_is_refused() -> None:
     with pytest.raises(ValueError, match="counterfactual_every is 25, but there are only 12 decisions"):
-        TrainSettings.model_validate({"mix": ["generated"], "conduct": {"counterfactual_every": 25}})
+        TrainSettings.model_validate({"mix": ["generated"], "growth": {"counterfactual_every": 25}})
     with pytest.raises(ValueError, match=r"each shard's 4 environments must fill ppo.minibatches \(8\)"):
         TrainSettings.model_validate(
             {"mix": ["generated"], "shards": 8, "environments": 32, "ppo": {"group": 4, "minibatches": 8}}

@@ -207,7 +207,7 @@ def test_gate_g2_goes_by_the_gradient_figures_of_the_decision_before() -> None:
     """With a bound so low that some seeds fail."""
     bound, ratio = 0.3, 1.5
     isolated = "rules={isolation: shadow, min_training_steps: 1, operations: [wait, germinate, advance, prune]}"
-    health = f"conduct.gradient_health={{max_share: {bound}, exploded_ratio: {ratio}}}"
+    health = f"growth.gradient_health={{max_share: {bound}, exploded_ratio: {ratio}}}"
     recording = record_rollout(tiny(EAGER[0], isolated, health, "environments=16"))
     before: dict[Key, StepTaken] = {(event.environment, event.step + 1): event for event in recording.of(StepTaken)}
     reasons = Counter[str]()
@@ -297,7 +297,7 @@ def alone(settings: TrainSettings, environment: int) -> np.ndarray:
     rewards = [settings.reward[environment // settings.ppo.group % len(settings.reward)].at_progress(0.0)]
     shard, row = divmod(environment, settings.environments // settings.shards)
     instance = sample_instances(settings, 0, shard)[row]
-    episodes = Episodes(get_suite(settings.suite), [instance], settings.rules, settings.conduct, rewards=rewards)
+    episodes = Episodes(get_suite(settings.suite), [instance], settings.rules, settings.growth, rewards=rewards)
     return np.stack([episodes.step(make_wait_actions(1)).reward[0] for _ in range(episodes.suite.steps)])
 
 

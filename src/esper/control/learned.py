@@ -102,7 +102,7 @@ def name_features(settings: PolicySettings, promise: PromiseSettings | None) -> 
     }
 
 
-class ObservedConduct(Settings):
+class ObservedGrowth(Settings):
     """The settings of episodes that a policy's observations depend on."""
 
     model_config = ConfigDict(extra="ignore")
@@ -123,13 +123,13 @@ class PolicyOrigin(Settings):
     """The rules of the lifecycle there."""
     policy: PolicySettings = PolicySettings()
     """The policy's sizes."""
-    conduct: ObservedConduct = ObservedConduct()
-    """The conduct of its episodes."""
+    growth: ObservedGrowth = ObservedGrowth()
+    """The part of its `GrowthConfig` that it observes."""
 
     @property
     def promise(self) -> PromiseSettings | None:
         """How promise was measured for the policy."""
-        return self.policy.resolve_promise(self.conduct.promise)
+        return self.policy.resolve_promise(self.growth.promise)
 
 
 def open_policy(name: str, rules: Sequence[str] = ()) -> RunDirectory:

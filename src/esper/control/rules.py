@@ -459,7 +459,7 @@ class LookRule:
         """
         settings, features, decisions = self._settings, FeatureReader(observation), ActionBuilder(masks)
         if not features.shows_promise:
-            raise ConfigError("controller 'look' needs promises: set conduct.promise")
+            raise ConfigError("controller 'look' needs promises: set growth.promise")
 
         # First the seeds that are there: advance what may be, keep or prune what is due.
         decisions.act_on(Op.ADVANCE, masks.slot[:, Op.ADVANCE])

@@ -25,8 +25,8 @@ from esper.numerics.devices import Deferred
 from esper.serialization import from_plain, to_plain
 
 
-class EpisodeConfig(Settings):
-    """Settings of episodes and of an `esper.Grower`: rollbacks, budget, measurements and plateau."""
+class GrowthConfig(Settings):
+    """Settings of growth, in episodes and by an `esper.Grower`: rollbacks, budget, measurements and plateau."""
 
     governor: GovernorSettings | None = GovernorSettings()
     """Detects diverged training and rolls it back; null: no rollbacks."""
@@ -51,13 +51,13 @@ class EpisodeConfig(Settings):
         """Raise ValueError unless an episode of so many decisions measures every slot, and promises in time."""
         if self.counterfactual_every > horizon:
             raise ValueError(
-                f"conduct.counterfactual_every is {self.counterfactual_every}, but there are only {horizon} decisions: "
+                f"growth.counterfactual_every is {self.counterfactual_every}, but there are only {horizon} decisions: "
                 "some slots would never be measured, and their seeds never kept; lower it"
             )
         if self.promise is not None and self.promise.first >= horizon:
             raise ValueError(
                 f"promises are first measured after {self.promise.first} decisions, but there are only {horizon}: "
-                "lower conduct.promise.first, or policy.advice.rule.promise.first"
+                "lower growth.promise.first, or policy.advice.rule.promise.first"
             )
 
     def find_due_counterfactuals(self, decision: Ints, slots: int) -> Bools:
@@ -155,7 +155,7 @@ class GrowthEngine:
         config: Governor, healthy gradients, how often modules are measured, and the plateau that ends growth.
     """
 
-    def __init__(self, backend: GrowthBackend, config: EpisodeConfig) -> None:
+    def __init__(self, backend: GrowthBackend, config: GrowthConfig) -> None:
         self.backend, self.networks, self.config = backend, backend.networks, config
         size, slots, blueprints = self.networks.specs.compatible.shape
         self._snapshot_measurements = SeedMeasurements.none(size, slots)

@@ -264,7 +264,7 @@ class ModelBackend:
         processes: Processes,
         add_flops: Callable[[float], None],
     ) -> None:
-        evaluate, scaler, conduct = criterion.evaluate, config.scaler, config.conduct
+        evaluate, scaler, growth = criterion.evaluate, config.scaler, config.growth
         outputs = evaluate.count_classes(model.output_shape) if isinstance(evaluate, Validation) else None
         self.networks = network
         self.constraints = ConstraintSet(criterion.objective, criterion.constraints)
@@ -276,9 +276,9 @@ class ModelBackend:
             trained=bool(model.frozen.names),
             penalty=self.constraints.compute_penalty,
         )
-        self.learning = LearningCheck(conduct.governor, self.scores)
+        self.learning = LearningCheck(growth.governor, self.scores)
         self.optimizer_check = OptimizerCheck(model.host, optimizer)
-        self.gradients = GradientRecorder(model, optimizer, scaler, conduct.gradient_health)
+        self.gradients = GradientRecorder(model, optimizer, scaler, growth.gradient_health)
         self.forks = ForkTrainer(
             model, optimizer, criterion.counterfactual, config.loss, scaler, processes.average_gradient
         )

@@ -42,7 +42,7 @@ from esper.control.rules import (
     Uniform,
 )
 from esper.engine.budget import RentBasis
-from esper.engine.engine import EpisodeConfig
+from esper.engine.engine import GrowthConfig
 from esper.engine.governor import GovernorSettings
 from esper.errors import CheckpointError, ConfigError, did_you_mean, plural
 from esper.extras import require_extra
@@ -92,7 +92,7 @@ class GrowerConfig(Settings):
     planting. `Grower.finish` judges unfinished modules in either case."""
     rules: InstanceOf[Rules] | None = None
     """Which operations are allowed; None: the rules the controller was trained with, or the defaults."""
-    conduct: EpisodeConfig = EpisodeConfig()
+    growth: GrowthConfig = GrowthConfig()
     """Rollbacks, budget, intervals of measurements, and the plateau that ends growth. The governor's penalty must keep
     its default, since a grower has no reward."""
     rent: NonNegativeFloat = 0.0
@@ -123,13 +123,13 @@ class GrowerConfig(Settings):
     """The training loop's gradient scaler, if any; gradients are then recorded unscaled."""
 
     @model_validator(mode="after")
-    def _require_conduct(self) -> Self:
+    def _require_growth(self) -> Self:
         if self.horizon is not None:
-            self.conduct.require_measurements(self.horizon)
-        governor, default = self.conduct.governor, GovernorSettings().penalty
+            self.growth.require_measurements(self.horizon)
+        governor, default = self.growth.governor, GovernorSettings().penalty
         if governor is not None and governor.penalty != default:
             raise ValueError(
-                f"conduct.governor.penalty is {governor.penalty}, but it is part of a reward, which a grower does not "
+                f"growth.governor.penalty is {governor.penalty}, but it is part of a reward, which a grower does not "
                 f"use: leave it at {default}"
             )
         return self
@@ -380,7 +380,7 @@ def require_time_to_plant(controller: Controller, plateau: int | None) -> None:
     """Refuse a ``plateau``, the decisions without progress that end growth, before the controller reacts to one."""
     if isinstance(controller, Schedule) and plateau is not None and plateau <= controller.patience:
         raise ConfigError(
-            f"conduct.plateau {plateau} ends growth before controller {controller.name!r} plants, which is after "
+            f"growth.plateau {plateau} ends growth before controller {controller.name!r} plants, which is after "
             f"{controller.patience:g} decisions without progress: give a larger plateau, or omit it"
         )
 
@@ -392,11 +392,11 @@ def choose_promise_settings(controller: Controller, requested: PromiseSettings |
         return settings
     if settings is None:
         raise ConfigError(
-            f"controller {controller.name!r} does not use promises: omit conduct.promise, use controller "
+            f"controller {controller.name!r} does not use promises: omit growth.promise, use controller "
             f"{LookRule.name!r}, or give your own controller an attribute `promise`"
         )
     if requested.shown != settings.shown:
         raise ConfigError(
-            f"conduct.promise.shown is {requested.shown!r}, but controller {controller.name!r} needs {settings.shown!r}"
+            f"growth.promise.shown is {requested.shown!r}, but controller {controller.name!r} needs {settings.shown!r}"
         )
     return requested

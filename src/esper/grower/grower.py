@@ -133,8 +133,8 @@ class Grower:
         controller, timing = choose_controller(
             config.controller, config.horizon, config.rules, spec.costs.parameters.blueprints[0], spec.compatible[0]
         )
-        promise = choose_promise_settings(controller, config.conduct.promise)
-        require_time_to_plant(controller, config.conduct.plateau)
+        promise = choose_promise_settings(controller, config.growth.promise)
+        require_time_to_plant(controller, config.growth.plateau)
         require_rules(timing.rules, spec.kinds, constrained=bool(criterion.constraints))
         require_loss(criterion.counterfactual, controller, config.loss, optimizer)
         classes = config.classes
@@ -149,12 +149,12 @@ class Grower:
         """The configuration in use, with resolved rules and classes and the controller's name."""
         self.spending = Spending(model, config.training_flops, seconds=config.seconds)
         """What training and measuring have cost."""
-        self.network = GrowingNetwork(model, spec, config.conduct.budget, config.rent_on, timing.rules, seed)
+        self.network = GrowingNetwork(model, spec, config.growth.budget, config.rent_on, timing.rules, seed)
         self.backend = ModelBackend(
             model, optimizer, self.network, criterion, config, promise, processes, self.spending.add
         )
         """All that is known of the model, and hooks on its training."""
-        self.engine = GrowthEngine(self.backend, config.conduct.model_copy(update={"promise": promise}))
+        self.engine = GrowthEngine(self.backend, config.growth.model_copy(update={"promise": promise}))
         self.callbacks: list[GrowerCallback] = [
             *([PrintDecisions()] if verbose else []),
             *([] if run is None else [RunRecorder(run)]),
@@ -352,7 +352,7 @@ class Grower:
 
     @property
     def finished(self) -> bool:
-        """Whether to stop training: the budget is spent, or the plateau of `GrowerConfig.conduct` is reached.
+        """Whether to stop training: the budget is spent, or the plateau of `GrowerConfig.growth` is reached.
 
         A plateau only counts while no module is unfinished. It is measured on the metric if you named one, otherwise
         on the validation loss. The controller makes no more decisions unless validation improves again. With several
@@ -596,7 +596,7 @@ class Grower:
         return {
             "engine": self.engine,
             "network": self.network,
-            "snapshot": None if self.config.conduct.governor is None else backend.last_good,
+            "snapshot": None if self.config.growth.governor is None else backend.last_good,
             "learning": backend.learning,
             "scores": backend.scores,
             "references": backend.constraints.references,

@@ -75,8 +75,8 @@ class LightningGrower(Callback):
     Args:
         evaluate: As in `Grower`.
         every_n_steps: Optimizer steps from one decision to the next; None: one decision per epoch.
-        options: Arguments of `Grower`: ``controller``, ``horizon``, ``classes``, ``conduct``, ..., except ``loss`` and
-            ``scaler``. If ``conduct`` has a plateau, training stops there.
+        options: Arguments of `Grower`: ``controller``, ``horizon``, ``classes``, ``growth``, ..., except ``loss`` and
+            ``scaler``. If ``growth`` has a plateau, training stops there.
     """
 
     @check_arguments(ConfigError)

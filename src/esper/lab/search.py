@@ -124,12 +124,12 @@ class _PoolTask(DeviceTask):
 
 def train_pool(config: EvaluationConfig, instances: Sequence[Instance], seed: int, workers: Workers) -> Pool:
     """Draw networks for every instance and train them all, side by side, within the controller's caps."""
-    if config.conduct.budget.memory is not None:
-        raise ConfigError("a search does not support conduct.budget.memory: use budget.parameters or budget.flops")
+    if config.growth.budget.memory is not None:
+        raise ConfigError("a search does not support growth.budget.memory: use budget.parameters or budget.flops")
     suite, rng = get_suite(config.suite), numpy_generator(seed, Stream.STATIC_SEARCH)
     prices = Prices(suite)
     repeated = [instance for instance in instances for _ in range(POOL)]
-    budget = config.conduct.budget.within(suite.parameter_cap)
+    budget = config.growth.budget.within(suite.parameter_cap)
     fossils = [draw_fossils(suite, prices, budget, instance, rng) for instance in repeated]
     # Cohorts of networks side by side, whatever their instances.
     parts = [slice(start, start + COHORT) for start in range(0, len(repeated), COHORT)]
@@ -144,8 +144,8 @@ def train_pool(config: EvaluationConfig, instances: Sequence[Instance], seed: in
 def _train_pool_part(task: _PoolTask) -> tuple[Floats, Floats]:
     """J on validation data after each decision ``[E, T]``, and scores on test data ``[E]``."""
     # Networks that never change need no expansion scores, and are trained to the horizon.
-    conduct = task.config.conduct.model_copy(update={"promise": None, "plateau": None})
-    episodes = replace(task.config, conduct=conduct).create_episodes(task.instances, fossils=task.fossils)
+    growth = task.config.growth.model_copy(update={"promise": None, "plateau": None})
+    episodes = replace(task.config, growth=growth).create_episodes(task.instances, fossils=task.fossils)
     waiting, curve = make_wait_actions(len(task.instances)), list[Floats]()
     for _ in range(episodes.suite.steps):
         episodes.step(waiting)

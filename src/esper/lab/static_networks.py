@@ -212,7 +212,7 @@ def train_cohort(task: StaticTask) -> list[Result]:
     instances = [network.instance for network in task.networks]
     fossils = [network.fossils for network in task.networks]
     # A plateau would end an episode early, but every network must be trained to its own end.
-    config = replace(task.config, conduct=task.config.conduct.model_copy(update={"plateau": None}))
+    config = replace(task.config, growth=task.config.growth.model_copy(update={"plateau": None}))
     episodes = config.create_episodes(instances, suite=suite, fossils=fossils)
     recorder, waiting = EpisodeRecorder(episodes), make_wait_actions(len(instances))
     finals: dict[int, FinalScore] = {}

@@ -19,7 +19,7 @@ require_extra("train", "esper.rl", "gymnasium")
 import gymnasium  # noqa: E402
 
 if TYPE_CHECKING:
-    from esper.engine.engine import EpisodeConfig
+    from esper.engine.engine import GrowthConfig
     from esper.rl.gym import GrowthEnv, GrowthSettings, GrowthVectorEnv, make_vector
     from esper.rl.ppo import PPOSettings
     from esper.rl.rewards import MODES, RewardInputs, RewardMode, RewardSettings, RewardState, register_reward
@@ -30,7 +30,7 @@ ENVIRONMENT = "esper/Growth-v0"
 __all__ = [
     "ENVIRONMENT",
     "MODES",
-    "EpisodeConfig",
+    "GrowthConfig",
     "GrowthEnv",
     "GrowthSettings",
     "GrowthVectorEnv",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from esper.engine.engine import EpisodeConfig, GrowthEngine
+from esper.engine.engine import GrowthConfig, GrowthEngine
 from esper.engine.governor import Intervention
 from esper.engine.measurements import Evaluation, TrainingReport
 from esper.engine.observation import Observation
@@ -103,7 +103,7 @@ class Episodes:
         suite: Suite,
         instances: Sequence[Instance],
         rules: Rules,
-        config: EpisodeConfig = EpisodeConfig(),  # noqa: B008 (immutable)
+        config: GrowthConfig = GrowthConfig(),  # noqa: B008 (immutable)
         *,
         rewards: Sequence[RewardSettings] = (),
         fossils: Sequence[Fossils] = (),

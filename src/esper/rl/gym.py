@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pydantic import Field, ValidationError, model_validator
 
 from esper.config.settings import MOST_AT_ONCE, Settings, describe_first_error
-from esper.engine.engine import EpisodeConfig
+from esper.engine.engine import GrowthConfig
 from esper.engine.observation import Feature, MaskTensors, Observation, list_features
 from esper.errors import ConfigError, plural
 from esper.lifecycle.actions import count_choices
@@ -44,7 +44,7 @@ class GrowthSettings(Settings):
     """Instances of the suite: train, heldout or transfer."""
     rules: Rules = Rules()
     """Lifecycle rules, or a mapping of their fields."""
-    conduct: EpisodeConfig = EpisodeConfig()
+    growth: GrowthConfig = GrowthConfig()
     """Governor, budget of growth, and early ends of episodes, or a mapping of its fields."""
     reward: RewardSpec = (OUTCOME,)
     """Reward: name of a mode, its settings, or a list of these that networks use in turn."""
@@ -62,7 +62,7 @@ class GrowthSettings(Settings):
 
     @model_validator(mode="after")
     def _require_measured_slots(self) -> Self:
-        self.conduct.require_measurements(get_suite(self.suite).steps)
+        self.growth.require_measurements(get_suite(self.suite).steps)
         return self
 
     @classmethod
@@ -121,7 +121,7 @@ class Growth:
         ``globals`` ``[G]``, ``slots`` ``[S, F]``, ``blueprints`` ``[S, K, D]``, ``action_mask`` ``[sum(head sizes)]``.
         """
         slots, blueprints = len(self.suite.sites), len(self.suite.blueprints)
-        features = list_features(self._settings.conduct.promise is not None)
+        features = list_features(self._settings.growth.promise is not None)
         parts: dict[str, spaces.Space[Any]] = {
             "globals": _make_box(features.globals, ()),
             "slots": _make_box(features.slots, (slots,)),
@@ -147,7 +147,7 @@ class Growth:
                 self.suite,
                 instances,
                 settings.rules,
-                settings.conduct,
+                settings.growth,
                 rewards=assign_rewards(settings.reward, self.size),
                 strategy=settings.strategy,
                 networks_per_pass=settings.networks_per_pass,

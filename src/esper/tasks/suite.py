@@ -102,7 +102,7 @@ class Suite(ABC):
     source: Source = COMPUTED
     """Where the data come from."""
     parameter_cap: int | None = None
-    """Largest number of parameters that growth may add to a host, even where `EpisodeConfig.budget` allows more; None:
+    """Largest number of parameters that growth may add to a host, even where `GrowthConfig.budget` allows more; None:
     no cap."""
     objective: Objective = "accuracy"
     """What scores, contributions, tolerances of gates and observations are measured in: ``accuracy`` or, with ``loss``,

@@ -32,7 +32,7 @@ from esper.control.rules import (
     Schedule,
     Uniform,
 )
-from esper.engine.engine import EpisodeConfig
+from esper.engine.engine import GrowthConfig
 from esper.engine.observation import Observation
 from esper.errors import RunError
 from esper.growth.promise import PromiseSettings
@@ -158,7 +158,7 @@ class EvaluationConfig:
 
     suite: str
     rules: Rules
-    conduct: EpisodeConfig = EpisodeConfig()
+    growth: GrowthConfig = GrowthConfig()
     device: str = CPU
     """Torch's name of the device that computes networks; controllers decide on the CPU."""
     deterministic: bool = True
@@ -174,7 +174,7 @@ class EvaluationConfig:
 
     def with_promise(self, promise: PromiseSettings | None) -> EvaluationConfig:
         """This configuration, with promises measured by these settings; None: not measured."""
-        return replace(self, conduct=self.conduct.model_copy(update={"promise": promise}))
+        return replace(self, growth=self.growth.model_copy(update={"promise": promise}))
 
     def create_episodes(
         self,
@@ -189,7 +189,7 @@ class EvaluationConfig:
             suite or get_suite(self.suite),
             instances,
             self.rules,
-            self.conduct,
+            self.growth,
             rewards=rewards,
             fossils=fossils,
             strategy=self.strategy,
@@ -205,7 +205,7 @@ def make_evaluation_config(settings: TrainSettings, device: str | None = None) -
     return EvaluationConfig(
         suite=settings.suite,
         rules=settings.rules,
-        conduct=settings.conduct,
+        growth=settings.growth,
         device=settings.devices[0] if device is None else device,
         deterministic=settings.deterministic,
         networks_per_pass=settings.networks_per_pass,

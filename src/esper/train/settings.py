@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from esper.config.settings import LARGEST_COUNT, MOST_AT_ONCE, Settings
 from esper.control.policy import PolicySettings
-from esper.engine.engine import EpisodeConfig
+from esper.engine.engine import GrowthConfig
 from esper.growth.promise import PromiseSettings
 from esper.lifecycle.rules import Rules
 from esper.numerics.devices import CPU, DeviceName
@@ -96,7 +96,7 @@ class TrainSettings(Settings):
     """Reward: name of a mode, its settings, or a list of these that groups of environments use in turn."""
     rules: Rules = Rules()
     """Lifecycle rules: which operations on seeds are allowed, and when."""
-    conduct: EpisodeConfig = EpisodeConfig()
+    growth: GrowthConfig = GrowthConfig()
     """Governor, budget of growth, and early ends of episodes."""
     policy: PolicySettings = PolicySettings()
     """Sizes of the policy, its initialisation, and minimum probabilities."""
@@ -135,17 +135,17 @@ class TrainSettings(Settings):
     @property
     def promise(self) -> PromiseSettings | None:
         """How promises are measured in rollouts; None: not at all."""
-        return self.policy.resolve_promise(self.conduct.promise)
+        return self.policy.resolve_promise(self.growth.promise)
 
     @model_validator(mode="after")
     def _require_measured_slots(self) -> Self:
-        if self.policy.advice is not None and self.conduct.promise is not None:
+        if self.policy.advice is not None and self.growth.promise is not None:
             raise ValueError(
                 "the rule that advises the policy has its own promise settings: set policy.advice.rule.promise instead "
-                "of conduct.promise, or policy.advice to null"
+                "of growth.promise, or policy.advice to null"
             )
         # Every suite must leave enough decisions to measure all slots.
-        measured = self.conduct.model_copy(update={"promise": self.promise})
+        measured = self.growth.model_copy(update={"promise": self.promise})
         for name in (self.suite, *self.mix):
             measured.require_measurements(SHORTEST if name == GENERATED else get_suite(name).steps)
         return self

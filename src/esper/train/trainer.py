@@ -122,8 +122,8 @@ def load_start_policy(settings: TrainSettings, name: str) -> dict[str, Tensor]:
     differences = [difference.key for difference in compare_settings(settings.policy, origin.policy)]
     if differences or settings.promise != origin.promise:
         raise ConfigError(
-            f"start_from: the policy of {name} has other settings ({', '.join(differences) or 'conduct.promise'}): set "
-            f"policy and conduct.promise as in {run.config}"
+            f"start_from: the policy of {name} has other settings ({', '.join(differences) or 'growth.promise'}): set "
+            f"policy and growth.promise as in {run.config}"
         )
     if untrained := origin.rules.closed_heads - settings.rules.closed_heads:
         heads = ", ".join(head.name.lower() for head in sorted(untrained))

@@ -5,7 +5,7 @@ import pytest
 
 from esper.control.rules import Schedule
 from esper.engine.budget import Budget
-from esper.engine.engine import EpisodeConfig
+from esper.engine.engine import GrowthConfig
 from esper.errors import ConfigError, TaskError
 from esper.growth.blueprints.registry import get
 from esper.lab.analysis import mean_interval
@@ -198,13 +198,13 @@ def test_a_pool_plays_under_the_controllers_caps_but_ends_by_its_horizon_alone()
     instances = suite.sample(2, "heldout", np.random.default_rng(0))
     with LocalWorkers(1) as workers:
         usual = train_pool(EvaluationConfig("short", Rules()), instances, 3, workers)
-        conduct = EpisodeConfig(plateau=1)
-        stalling = train_pool(EvaluationConfig("short", Rules(), conduct), instances, 3, workers)
+        growth = GrowthConfig(plateau=1)
+        stalling = train_pool(EvaluationConfig("short", Rules(), growth), instances, 3, workers)
         capped = train_pool(
-            EvaluationConfig("short", Rules(), EpisodeConfig(budget=Budget(parameters=0))), instances, 3, workers
+            EvaluationConfig("short", Rules(), GrowthConfig(budget=Budget(parameters=0))), instances, 3, workers
         )
-        memory = EpisodeConfig(budget=Budget(memory=10))
-        with pytest.raises(ConfigError, match="a search does not support conduct.budget.memory"):
+        memory = GrowthConfig(budget=Budget(memory=10))
+        with pytest.raises(ConfigError, match="a search does not support growth.budget.memory"):
             train_pool(EvaluationConfig("short", Rules(), memory), instances, 3, workers)
     assert np.array_equal(usual.validation, stalling.validation)
     assert len(set(capped.flops[0].tolist())) == 1

@@ -9,7 +9,7 @@ import torch
 
 from esper.control.rules import Uniform
 from esper.engine.budget import Budget
-from esper.engine.engine import EpisodeConfig
+from esper.engine.engine import GrowthConfig
 from esper.engine.governor import GovernorSettings
 from esper.engine.observation import GLOBAL_FEATURES, SLOT_FEATURES
 from esper.lifecycle.actions import Op, make_action, make_wait_actions
@@ -27,8 +27,8 @@ from open_rules import open_rules
 from rl.short import QUICK, SUITE, ShortSuite, instances, play
 
 ILL = 1
-GOVERNED = EpisodeConfig()
-SINGLE = EpisodeConfig(governor=GovernorSettings(max_rollbacks=0))
+GOVERNED = GrowthConfig()
+SINGLE = GrowthConfig(governor=GovernorSettings(max_rollbacks=0))
 
 
 class SpoiltSuite(ShortSuite):
@@ -47,10 +47,10 @@ class SpoiltSuite(ShortSuite):
         return replace(found, inputs=inputs)
 
 
-def spoilt(conduct: EpisodeConfig = GOVERNED, reward: str = "outcome", count: int = 3) -> Episodes:
+def spoilt(growth: GrowthConfig = GOVERNED, reward: str = "outcome", count: int = 3) -> Episodes:
     chosen = instances(count)
     rewards = [RewardSettings(mode=reward)] * count
-    return Episodes(SpoiltSuite(chosen[ILL]), chosen, QUICK, conduct, rewards=rewards)
+    return Episodes(SpoiltSuite(chosen[ILL]), chosen, QUICK, growth, rewards=rewards)
 
 
 def totals(results: Sequence[StepResult]) -> np.ndarray:
@@ -91,7 +91,7 @@ def test_rollbacks_on_a_suite_about_the_loss_tell_of_the_loss(monkeypatch: pytes
 
 
 def test_without_a_governor_the_network_is_lost_and_no_other() -> None:
-    running = spoilt(EpisodeConfig(governor=None))
+    running = spoilt(GrowthConfig(governor=None))
     results = play(running)
     assert not any(result.intervention.rows.any() for result in results)
     lost = [bool(row.isnan().any()) for row in running.population.host.values]
@@ -162,9 +162,9 @@ def test_an_ended_episode_rests_until_it_is_restarted() -> None:
 
 
 def test_a_plateau_ends_an_episode_unless_a_seed_is_unfinished() -> None:
-    conduct = EpisodeConfig(governor=None, plateau=3)
+    growth = GrowthConfig(governor=None, plateau=3)
     chosen = [replace(one, learning_rate=1e-12, drift_step=None) for one in instances(2)]
-    running = Episodes(ShortSuite(), chosen, QUICK, conduct)
+    running = Episodes(ShortSuite(), chosen, QUICK, growth)
     running.step(np.stack([*make_wait_actions(1), make_action(Op.GERMINATE, 0, 0)]))
     results = [running.step(make_wait_actions(2)) for _ in range(4)]
     assert [result.finished.tolist() for result in results] == [[False, False], *[[True, False]] * 3]
@@ -172,7 +172,7 @@ def test_a_plateau_ends_an_episode_unless_a_seed_is_unfinished() -> None:
 
 
 def test_caps_hold_in_episodes() -> None:
-    running = Episodes(ShortSuite(), instances(6), QUICK, EpisodeConfig(budget=Budget(parameters=120)))
+    running = Episodes(ShortSuite(), instances(6), QUICK, GrowthConfig(budget=Budget(parameters=120)))
     seen = [running.observe().globals[:, _feature("budget_left")]]
     while not running.finished.all():
         play(running, steps=1)
@@ -189,8 +189,8 @@ TOLERANCE = {"rtol": 1e-4, "atol": 1e-4}
 
 
 def episodes(chosen: Sequence[Instance], every: int, rules: Rules = QUICK, reward: str = "outcome") -> Episodes:
-    conduct = EpisodeConfig(governor=None, counterfactual_every=every)
-    return Episodes(SUITE, chosen, rules, conduct, rewards=[RewardSettings(mode=reward)] * len(chosen))
+    growth = GrowthConfig(governor=None, counterfactual_every=every)
+    return Episodes(SUITE, chosen, rules, growth, rewards=[RewardSettings(mode=reward)] * len(chosen))
 
 
 def plant(running: Episodes, slot: int, blueprint: int = MLP) -> StepResult:
@@ -349,9 +349,9 @@ def test_turns_follow_from_a_networks_own_decisions() -> None:
 
 def test_a_network_that_was_rolled_back_is_measured_whole() -> None:
     chosen = [one for one in instances(8) if one.drift_step is None][:3]
-    conduct = EpisodeConfig(counterfactual_every=3)
+    growth = GrowthConfig(counterfactual_every=3)
     fossils = [(SeedKind(0, MLP), SeedKind(1, CONV))] * 3
-    running = Episodes(SUITE, chosen, QUICK, conduct, fossils=fossils)
+    running = Episodes(SUITE, chosen, QUICK, growth, fossils=fossils)
     for _ in range(4):
         running.step(make_wait_actions(3))
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Every setting of the conduct acts where one model grows as it does in a population, or is refused."""
+"""Every setting of growth acts where one model grows as it does in a population, or is refused."""
 
 import math
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from torch import nn
 
 import esper
 from esper.engine.budget import Budget
-from esper.engine.engine import EpisodeConfig
+from esper.engine.engine import GrowthConfig
 from esper.engine.governor import Governor, GovernorSettings
 from esper.engine.gradients import HealthTable
 from esper.engine.measurements import Evaluation, TrainingReport
@@ -61,7 +61,7 @@ def test_every_setting_is_looked_at_here() -> None:
     budget = {f"budget.{name}" for name in CAPS}
     # The last two in test_promise_recorder.py and engine/test_gradient_health.py.
     others = {"plateau", "counterfactual_every", "promise", "gradient_health"}
-    assert set(leaves(EpisodeConfig)) == governor | budget | others
+    assert set(leaves(GrowthConfig)) == governor | budget | others
 
 
 def in_a_population(settings: GovernorSettings, course: Course) -> list[Any]:
@@ -91,7 +91,9 @@ def in_a_population(settings: GovernorSettings, course: Course) -> list[Any]:
             np.array([loss]), np.array([accuracy]), np.ones(1), np.zeros((1, slots)), HealthTable.none(1, slots)
         )
         evaluation = Evaluation(np.array([1.0]), np.array([accuracy]), *[seeds] * 4, np.isnan(seeds))
-        measured = backend._make_measurement((training, evaluation), one)
+        _, measured = backend._make_measurement((training, evaluation), one)
+        assert measured.skill is not None
+        assert measured.finite is not None
         intervention = governor.check(training.loss, measured.skill, measured.finite, None, one)
         found.append((float(population.host.values[0, 0]), float(governor.rollbacks_used[0])))
         if intervention.exhausted.any():
@@ -109,7 +111,7 @@ def in_a_grower(settings: GovernorSettings, course: Course) -> list[Any]:
         controller="none",
         evaluate=lambda _: (1.0, 0.5),
         classes=CLASSES,
-        conduct=EpisodeConfig(governor=settings),
+        growth=GrowthConfig(governor=settings),
     )
     found = list[Any]()
     for step, (loss, accuracy) in enumerate(course, start=1):
@@ -133,14 +135,14 @@ def test_the_governor_s_settings_act_alike_in_a_grower_and_in_a_population(name:
 
 
 def test_a_price_in_reward_is_refused_where_nobody_is_paid() -> None:
-    with pytest.raises(ConfigError, match=r"conduct\.governor\.penalty is 0\.2"):
-        Loop("none", conduct=EpisodeConfig(governor=GovernorSettings(penalty=0.2)))
+    with pytest.raises(ConfigError, match=r"growth\.governor\.penalty is 0\.2"):
+        Loop("none", growth=GrowthConfig(governor=GovernorSettings(penalty=0.2)))
 
 
 def test_measurements_that_never_come_are_refused() -> None:
     with pytest.raises(ConfigError, match="counterfactual_every is 21, but there are only 20 decisions"):
-        Loop("none", conduct=EpisodeConfig(counterfactual_every=21))
-    Loop("none", conduct=EpisodeConfig(counterfactual_every=20))
+        Loop("none", growth=GrowthConfig(counterfactual_every=21))
+    Loop("none", growth=GrowthConfig(counterfactual_every=20))
 
 
 CAPS = {"parameters": 120, "flops": 240, "memory": 2000}
@@ -148,7 +150,7 @@ CAPS = {"parameters": 120, "flops": 240, "memory": 2000}
 
 @pytest.mark.parametrize("cap", CAPS)
 def test_caps_hold(cap: str) -> None:
-    free, capped = Loop("all_at_start"), Loop("all_at_start", conduct=EpisodeConfig(budget=Budget(**{cap: CAPS[cap]})))
+    free, capped = Loop("all_at_start"), Loop("all_at_start", growth=GrowthConfig(budget=Budget(**{cap: CAPS[cap]})))
     for loop in (free, capped):
         for _ in range(6):
             loop.epoch()
@@ -156,7 +158,7 @@ def test_caps_hold(cap: str) -> None:
 
 
 def test_no_governor_rolls_nothing_back() -> None:
-    loop = Loop("none", conduct=EpisodeConfig(governor=None))
+    loop = Loop("none", growth=GrowthConfig(governor=None))
     assert loop.epoch(lambda _: math.nan).rollback is None
     assert Loop("none").epoch(lambda _: math.nan).rollback is not None
 
@@ -166,7 +168,7 @@ def told(grower: Grower, *losses: float) -> list[esper.Decision]:
 
 
 def test_a_plateau_ends_growth_once_no_seed_is_unfinished() -> None:
-    grower = Loop("heuristic", conduct=EpisodeConfig(plateau=2)).grower
+    grower = Loop("heuristic", growth=GrowthConfig(plateau=2)).grower
     ended = [decision.finished for decision in told(grower, 0.5, 0.5)]
     assert ended == [False, False]
     while not grower.finished:
@@ -179,7 +181,7 @@ def test_a_plateau_ends_growth_once_no_seed_is_unfinished() -> None:
 
 
 def test_nothing_is_decided_after_the_end_until_validation_improves() -> None:
-    grower = Loop("all_at_start", conduct=EpisodeConfig(plateau=2)).grower
+    grower = Loop("all_at_start", growth=GrowthConfig(plateau=2)).grower
     grower.controller = Late(grower.controller)
     decisions = told(grower, 0.5, 0.5, 0.5, 0.5)
     assert [decision.finished for decision in decisions] == [False, False, True, True]
@@ -204,10 +206,10 @@ class Late:
 
 
 def test_the_end_is_remembered() -> None:
-    loop = Loop("none", conduct=EpisodeConfig(plateau=2))
+    loop = Loop("none", growth=GrowthConfig(plateau=2))
     told(loop.grower, 0.5, 0.5, 0.5)
     assert loop.grower.finished
-    again = Loop("none", conduct=EpisodeConfig(plateau=2))
+    again = Loop("none", growth=GrowthConfig(plateau=2))
     assert not again.grower.finished
     again.grower.load_state_dict(loop.grower.state_dict())
     assert again.grower.finished
@@ -229,7 +231,7 @@ def test_seeds_are_measured_in_turns(every: int) -> None:
         optimizer,
         controller="all_at_start",
         evaluate=counted,
-        conduct=EpisodeConfig(counterfactual_every=every, governor=None),
+        growth=GrowthConfig(counterfactual_every=every, governor=None),
         rules=HELD,
     )
     for step in range(10):
