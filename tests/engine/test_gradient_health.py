@@ -98,7 +98,7 @@ def judge(
     for engine in grow_population(episodes, controller, scale):
         networks, masks = engine.networks, engine.legal_actions()
         seeds = networks.table.stage == Stage.TRAINING
-        reasons = evaluate_gates(networks.table, networks.measurements, RULES).reason[seeds]
+        reasons = evaluate_gates(networks.table, networks.measurements, RULES)[seeds]
         advance = masks.op[:, Op.ADVANCE]
         numbers = np.zeros(len(advance))
         seen = engine.observe(numbers, suite.steps, numbers, numbers + 100).slots

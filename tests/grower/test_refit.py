@@ -363,8 +363,8 @@ def test_the_gate_says_that_nothing_was_measured() -> None:
         training.learn(grower.isolated_backward)
         before = grower.network.table
         grower.step(train_loss=1.0)
-        verdicts = evaluate_gates(before, grower.network.counterfactual, grower.config.rules)
-        reasons.append([int(verdicts.reason[0, 0])] if before.stage[0, 0] == Stage.HOLDING else [])
+        gates = evaluate_gates(before, grower.network.measurements, grower.config.rules)
+        reasons.append([int(gates[0, 0])] if before.stage[0, 0] == Stage.HOLDING else [])
     said = [Reason(reason) for told in reasons for reason in told]
     assert said[0] is Reason.NOT_MEASURED
     assert said[1] is not Reason.NOT_MEASURED

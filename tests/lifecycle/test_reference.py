@@ -86,7 +86,7 @@ def test_tables_verdicts_and_transitions_agree(name: str) -> None:
             mine, other = getattr(table, field.name), getattr(expected, field.name)
             assert mine.dtype == other.dtype, field.name
             np.testing.assert_allclose(mine, other, rtol=0, atol=1e-6, err_msg=field.name)
-        np.testing.assert_array_equal(result.gates.reason, reasons)
+        np.testing.assert_array_equal(result.gates, reasons)
         columns = (changes.before, changes.after, changes.blueprint, changes.cause, changes.reason)
         ours = list(zip(changes.env.tolist(), changes.slot.tolist(), *(c.tolist() for c in columns), strict=True))
         theirs = [

@@ -130,7 +130,7 @@ def test_a_failed_probe_prunes_the_seed() -> None:
     newborn = play(EMPTY, DEFAULT, GERMINATE).table
     result = play(newborn, DEFAULT, WAIT, measurements=SeedMeasurements.none(1, 1))
     assert only_change(result) == (0, 0, Stage.GERMINATED, Stage.PRUNED, 2, Cause.TICK, Reason.NOT_PROBED)
-    assert result.gates.reason[0, 0] == Reason.NOT_PROBED
+    assert result.gates[0, 0] == Reason.NOT_PROBED
 
 
 def test_retargeting_returns_a_held_seed_to_blending() -> None:

@@ -45,7 +45,7 @@ class DecisionRecorder:
 
     def record_gates(self, running: Bools) -> Iterator[GateChecked]:
         """Gates that have opened, closed or come ahead of a slot, in the networks ``running [E]``."""
-        stages, reasons = self._engine.stages_before, self._engine.newest_step.gates.reason
+        stages, reasons = self._engine.stages_before, self._engine.newest_step.gates
         changed = (reasons != self.reasons) | (stages != self.gated_stages)
         self.reasons, self.gated_stages = reasons, stages
         for row, slot in np.argwhere(changed & (reasons != Reason.NO_GATE) & running[:, None]).tolist():

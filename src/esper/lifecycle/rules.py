@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum, StrEnum
 from typing import Annotated, Any, Self, TypeAlias
@@ -62,6 +61,16 @@ BlendName: TypeAlias = Annotated[Blend, _accept_names(Blend), PlainSerializer(_w
 CurveName: TypeAlias = Annotated[Curve, _accept_names(Curve), PlainSerializer(_write_name)]
 Steps: TypeAlias = Annotated[int, Field(ge=1, le=1000)]
 
+_SETTINGS: dict[Head, tuple[str, tuple[float, ...]]] = {
+    Head.OP: ("operations", tuple(Op)),
+    Head.BLEND: ("blends", tuple(Blend)),
+    Head.TEMPO: ("tempos", TEMPOS),
+    Head.ALPHA_TARGET: ("alpha_targets", ALPHA_TARGETS),
+    Head.ALPHA_SPEED: ("alpha_speeds", ALPHA_SPEEDS),
+    Head.ALPHA_CURVE: ("alpha_curves", tuple(Curve)),
+}
+"""The setting that allows choices of a head, and all choices in the order of action columns."""
+
 
 class Rules(Settings):
     """Lifecycle rules: allowed operations on seeds, and their timing. Times are in steps (decisions).
@@ -105,23 +114,19 @@ class Rules(Settings):
     @field_validator("tempos", "alpha_targets", "alpha_speeds")
     @classmethod
     def _check_choices(cls, values: tuple[float, ...], info: ValidationInfo) -> tuple[float, ...]:
-        choices = {"tempos": TEMPOS, "alpha_targets": ALPHA_TARGETS, "alpha_speeds": ALPHA_SPEEDS}[str(info.field_name)]
+        choices = dict(_SETTINGS.values())[str(info.field_name)]
         unknown = [value for value in values if value not in choices]
         if unknown:
             raise ValueError(f"{unknown[0]} is not one of {', '.join(map(str, choices))}")
         return values
 
     @model_validator(mode="after")
-    def _require_advance(self) -> Self:
+    def _require_usable_operations(self) -> Self:
         if self.isolation is not Isolation.NONE and Op.ADVANCE not in self.operations:
             raise ValueError(
                 f"with isolation {self.isolation}, only operation advance ends TRAINING: "
                 f"add advance to operations ({', '.join(map(_write_name, self.operations))})"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _require_alpha_targets(self) -> Self:
         if Op.SET_ALPHA in self.operations and len(set(self.alpha_targets)) == 1:
             raise ValueError(
                 f"operation set_alpha is never legal, because {self.alpha_targets[0]:g} is the only alpha target: "
@@ -129,26 +134,25 @@ class Rules(Settings):
             )
         return self
 
+    def mark_allowed(self, head: Head) -> Bools:
+        """Which choices of a head are allowed, ``[n]``; slots and blueprints are not up to the rules."""
+        setting, choices = _SETTINGS[head]
+        allowed = getattr(self, setting)
+        return np.array([choice in allowed for choice in choices])
+
     @property
     def closed_heads(self) -> frozenset[Head]:
         """The heads for which these rules leave a single choice, whatever the state of the seeds."""
-        choices: dict[Head, tuple[object, ...]] = {
-            Head.BLEND: self.blends,
-            Head.TEMPO: self.tempos,
-            Head.ALPHA_TARGET: self.alpha_targets,
-            Head.ALPHA_SPEED: self.alpha_speeds,
-            Head.ALPHA_CURVE: self.alpha_curves,
-        }
-        return frozenset(head for head, allowed in choices.items() if len(set(allowed)) == 1)
+        return frozenset(head for head in CHOICES if self.mark_allowed(head).sum() == 1)
 
     def narrow(self, known: Rules) -> Rules:
         """These rules without the choices that ``known`` lacks; where no choice would be left, all of them stay."""
         if self == known:
             return self
         changes: dict[str, tuple[object, ...]] = {}
-        for kind in ("blends", "tempos", "alpha_targets", "alpha_speeds", "alpha_curves"):
-            allowed: tuple[object, ...] = getattr(self, kind)
-            changes[kind] = tuple(choice for choice in allowed if choice in getattr(known, kind)) or allowed
+        for setting in (_SETTINGS[head][0] for head in CHOICES):
+            allowed: tuple[object, ...] = getattr(self, setting)
+            changes[setting] = tuple(choice for choice in allowed if choice in getattr(known, setting)) or allowed
         operations = {*known.operations, Op.WAIT}
         if self.isolation is not Isolation.NONE:
             operations.add(Op.ADVANCE)  # nothing else ends training in isolation
@@ -185,22 +189,11 @@ class Reason(IntEnum):
     """G5: the network does better without the seed."""
 
 
-@dataclass(frozen=True)
-class GateResults:
-    """Whether the gate ahead of every slot is open, and why."""
-
-    passed: Bools
-    """Whether the gate is open, ``[E, S]``."""
-    reason: Int8s
-    """A `Reason`, ``[E, S]``."""
-
-
-def evaluate_gates(table: SeedTable, measurements: SeedMeasurements, rules: Rules) -> GateResults:
-    """Whether the gate ahead of each slot is open, as in `GATES`; the first condition that fails is its reason.
+def evaluate_gates(table: SeedTable, measurements: SeedMeasurements, rules: Rules) -> Int8s:
+    """The `Reason` for which the gate ahead of each slot is open or closed, ``[E, S]``: the first that fails.
 
     G1 is before BLENDING or TRAINING, G2 before BLENDING, G3 before HOLDING, G5 before FOSSILIZED.
     """
-    # In the order in which failures are reported.
     conditions = (
         (Stage.GERMINATED, measurements.probed, Reason.NOT_PROBED),
         (Stage.TRAINING, table.stage_age >= rules.min_training_steps, Reason.TOO_YOUNG),
@@ -210,23 +203,23 @@ def evaluate_gates(table: SeedTable, measurements: SeedMeasurements, rules: Rule
         (Stage.HOLDING, measurements.contribution_age <= rules.measurement_max_age, Reason.STALE),
         (Stage.HOLDING, measurements.contribution >= -rules.harm_tolerance, Reason.HARMFUL),
     )
-    reason = np.where(_GUARDED[table.stage], np.int8(Reason.PASSED), np.int8(Reason.NO_GATE))
+    reasons = np.where(_GUARDED[table.stage], np.int8(Reason.PASSED), np.int8(Reason.NO_GATE))
     # In reverse, so that the first failure of a gate overwrites later ones.
     for stage, holds, failure in reversed(conditions):
-        reason[(table.stage == stage) & ~holds] = failure
-    return GateResults(passed=reason == Reason.PASSED, reason=reason)
+        reasons[(table.stage == stage) & ~holds] = failure
+    return reasons
 
 
-_TARGETS = np.array(ALPHA_TARGETS, dtype=np.float32)
+# Masks of legal actions, exact and conditional in the order of the heads
 
 
 @dataclass(frozen=True)
 class Grounds:
-    """The inputs that masks were derived from, so that an error can name the rule."""
+    """What masks were derived from, so that an error can name the rule."""
 
     table: SeedTable
-    gates: GateResults
-    """The gate ahead of each slot."""
+    gates: Int8s
+    """A `Reason`, ``[E, S]``."""
     rules: Rules
     affordable: Bools
     """``[E, S, K]``: blueprints that the budget still allows."""
@@ -294,17 +287,10 @@ class ActionMasks:
         rules = self.grounds.rules.narrow(known)
         if rules == self.grounds.rules:
             return self
-        disallowed = np.tile(~_mark_allowed(list(Op), rules.operations), (self.environments, 1))
-        masks = self.without(disallowed)
-        return replace(
-            masks,
-            blend=masks.blend & _mark_allowed(list(Blend), rules.blends),
-            tempo=masks.tempo & _mark_allowed(TEMPOS, rules.tempos),
-            alpha_target=masks.alpha_target & _mark_allowed(ALPHA_TARGETS, rules.alpha_targets),
-            alpha_speed=masks.alpha_speed & _mark_allowed(ALPHA_SPEEDS, rules.alpha_speeds),
-            alpha_curve=masks.alpha_curve & _mark_allowed(list(Curve), rules.alpha_curves),
-            grounds=replace(masks.grounds, rules=rules),
-        )
+        masks = self.without(np.tile(~rules.mark_allowed(Head.OP), (self.environments, 1)))
+        names = {head: head.name.lower() for head in CHOICES}
+        choices: dict[str, Any] = {n: getattr(masks, n) & rules.mark_allowed(head) for head, n in names.items()}
+        return replace(masks, **choices, grounds=replace(masks.grounds, rules=rules))
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -314,26 +300,19 @@ class ActionMasks:
     @property
     def germination_target(self) -> Bools:
         """Alpha targets that the rules allow for a new seed, ``[E, 3]``."""
-        return np.tile(_mark_allowed(ALPHA_TARGETS, self.grounds.rules.alpha_targets), (self.environments, 1))
+        return np.tile(self.grounds.rules.mark_allowed(Head.ALPHA_TARGET), (self.environments, 1))
 
     def find_legal(self, head: Head, op: Ints, slot: Ints) -> Bools:
         """Legal choices ``[E, n]`` of ``head`` given ``op [E]`` and ``slot [E]``; only 0 where it is irrelevant."""
-        # Masks that depend on earlier heads are indexed by their choices.
         environment = np.arange(self.environments)
         if head is Head.OP:
             return self.op
         if head is Head.SLOT:
             return self.slot[environment, op]
-        choices = {
-            Head.BLUEPRINT: self.blueprint[environment, slot],
-            Head.BLEND: self.blend,
-            Head.TEMPO: self.tempo,
-            Head.ALPHA_TARGET: self.alpha_target[environment, slot],
-            Head.ALPHA_SPEED: self.alpha_speed,
-            Head.ALPHA_CURVE: self.alpha_curve,
-        }[head]
-        only_zero = np.zeros(choices.shape[1], dtype=np.bool_)
-        only_zero[:1] = True
+        choices: Bools = getattr(self, head.name.lower())
+        if choices.ndim == 3:
+            choices = choices[environment, slot]
+        only_zero = np.arange(choices.shape[1]) == 0
         return np.where(RELEVANT[op, head][:, None], choices, only_zero)
 
     def flat(self) -> Bools:
@@ -366,54 +345,41 @@ def legal_actions(
     it there; None: all.
     """
     environments, slots = table.stage.shape
-    if affordable is None:
-        affordable = np.ones_like(compatible)
+    affordable = np.ones_like(compatible) if affordable is None else affordable
     # What the state of the slots, their gates and the rules allow.
     on_offer = compatible & affordable
     gates = evaluate_gates(table, measurements, rules)
-    dormant = table.stage == Stage.DORMANT
+    passed = gates == Reason.PASSED
     steerable = ((table.stage == Stage.BLENDING) | (table.stage == Stage.HOLDING)) & ~table.pruning
-    allowed_targets = _mark_allowed(ALPHA_TARGETS, rules.alpha_targets)
-    retargets = steerable[:, :, None] & allowed_targets & (table.alpha_target[:, :, None] != _TARGETS)
+    targets = rules.mark_allowed(Head.ALPHA_TARGET)
+    retargets = (
+        steerable[:, :, None] & targets & (table.alpha_target[:, :, None] != np.array(ALPHA_TARGETS, np.float32))
+    )
 
     # Slots by operation; all other masks follow from them.
     slot = np.zeros((environments, len(Op), slots), dtype=np.bool_)
     slot[:, Op.WAIT, 0] = True
-    slot[:, Op.GERMINATE] = dormant & on_offer.any(axis=2)
-    slot[:, Op.ADVANCE] = (table.stage == Stage.TRAINING) & gates.passed
+    slot[:, Op.GERMINATE] = (table.stage == Stage.DORMANT) & on_offer.any(axis=2)
+    slot[:, Op.ADVANCE] = (table.stage == Stage.TRAINING) & passed
     slot[:, Op.SET_ALPHA] = retargets.any(axis=2)
-    slot[:, Op.FOSSILIZE] = (table.stage == Stage.HOLDING) & gates.passed & table.arrived
+    slot[:, Op.FOSSILIZE] = (table.stage == Stage.HOLDING) & passed & table.arrived
     slot[:, Op.PRUNE] = table.live & ~table.pruning
-    slot &= _mark_allowed(list(Op), rules.operations)[:, None]
-
-    def repeat_rows(choices: Bools) -> Bools:
-        return np.tile(choices, (environments, 1))
-
+    slot &= rules.mark_allowed(Head.OP)[:, None]
+    blend, tempo, alpha_speed, alpha_curve = (
+        np.tile(rules.mark_allowed(head), (environments, 1))
+        for head in (Head.BLEND, Head.TEMPO, Head.ALPHA_SPEED, Head.ALPHA_CURVE)
+    )
     return ActionMasks(
         op=np.any(slot, axis=2),
         slot=slot,
         blueprint=on_offer & slot[:, Op.GERMINATE, :, None],
-        blend=repeat_rows(_mark_allowed(list(Blend), rules.blends)),
-        tempo=repeat_rows(_mark_allowed(TEMPOS, rules.tempos)),
-        alpha_target=(allowed_targets & slot[:, Op.GERMINATE, :, None]) | (retargets & slot[:, Op.SET_ALPHA, :, None]),
-        alpha_speed=repeat_rows(_mark_allowed(ALPHA_SPEEDS, rules.alpha_speeds)),
-        alpha_curve=repeat_rows(_mark_allowed(list(Curve), rules.alpha_curves)),
-        grounds=Grounds(table=table, gates=gates, rules=rules, affordable=affordable),
+        blend=blend,
+        tempo=tempo,
+        alpha_target=(targets & slot[:, Op.GERMINATE, :, None]) | (retargets & slot[:, Op.SET_ALPHA, :, None]),
+        alpha_speed=alpha_speed,
+        alpha_curve=alpha_curve,
+        grounds=Grounds(table, gates, rules, affordable),
     )
-
-
-def _mark_allowed(choices: Sequence[float], allowed: Sequence[float]) -> Bools:
-    return np.array([choice in allowed for choice in choices])
-
-
-# Stages in which an operation may be legal; for messages only.
-_STAGES_OF: dict[Op, tuple[Stage, ...]] = {
-    Op.GERMINATE: (Stage.DORMANT,),
-    Op.ADVANCE: (Stage.TRAINING,),
-    Op.SET_ALPHA: (Stage.BLENDING, Stage.HOLDING),
-    Op.FOSSILIZE: (Stage.HOLDING,),
-    Op.PRUNE: LIVE,
-}
 
 
 def is_legal(actions: Ints, masks: ActionMasks) -> Bools:
@@ -423,10 +389,9 @@ def is_legal(actions: Ints, masks: ActionMasks) -> Bools:
     """
     _require_shape(actions, masks)
     environment = np.arange(masks.environments)
-    in_range: Bools = np.all((actions >= 0) & (actions < masks.sizes), axis=1)
-    # Out-of-range actions are illegal; as WAIT they are safe indices for the other checks.
-    safe = np.where(in_range[:, None], actions, 0)
-    legal = in_range
+    legal: Bools = np.all((actions >= 0) & (actions < masks.sizes), axis=1)
+    # As WAIT, actions that are out of range are safe indices for the other checks.
+    safe = np.where(legal[:, None], actions, 0)
     for head in Head:
         legal = legal & masks.find_legal(head, safe[:, Head.OP], safe[:, Head.SLOT])[environment, safe[:, head]]
     return legal
@@ -448,8 +413,8 @@ def canonicalise(actions: Ints, masks: ActionMasks) -> tuple[Ints, Bools]:
     """
     _require_shape(actions, masks)
     ops = actions[:, Head.OP]
-    in_range = (ops >= 0) & (ops < len(Op))
-    effective = clear_irrelevant_heads(np.where(in_range[:, None], actions, Op.WAIT))
+    known = (ops >= 0) & (ops < len(Op))
+    effective = clear_irrelevant_heads(np.where(known[:, None], actions, Op.WAIT))
     effective = np.where(is_legal(effective, masks)[:, None], effective, Op.WAIT)
     return effective, np.any(effective != actions, axis=1)
 
@@ -460,6 +425,18 @@ def _require_shape(actions: Ints, masks: ActionMasks) -> None:
         raise IllegalActionError(
             f"actions must be an integer array of shape {expected}, not {actions.dtype} of shape {actions.shape}"
         )
+
+
+# Messages for illegal actions
+
+_STAGES_OF: dict[Op, tuple[Stage, ...]] = {
+    Op.GERMINATE: (Stage.DORMANT,),
+    Op.ADVANCE: (Stage.TRAINING,),
+    Op.SET_ALPHA: (Stage.BLENDING, Stage.HOLDING),
+    Op.FOSSILIZE: (Stage.HOLDING,),
+    Op.PRUNE: LIVE,
+}
+"""Stages in which an operation may be legal."""
 
 
 def _explain_refusal(action: Ints, environment: int, masks: ActionMasks) -> str:
@@ -488,8 +465,7 @@ def _explain_refusal(action: Ints, environment: int, masks: ActionMasks) -> str:
 
 
 def _explain_slot(op: Op, slot: int, grounds: Grounds) -> str:
-    """The rule that forbids ``op`` in a slot of the only environment."""
-    # From the most general rule to the most special.
+    """The rule that forbids ``op`` in a slot of the only environment, from the most general to the most special."""
     stage = Stage(grounds.table.stage[0, slot])
     if op is Op.WAIT:
         return "it reads no slot, so slot must be 0"
@@ -500,7 +476,7 @@ def _explain_slot(op: Op, slot: int, grounds: Grounds) -> str:
     if grounds.table.pruning[0, slot]:
         return "the seed is already being pruned"
     if op in (Op.ADVANCE, Op.FOSSILIZE):
-        return f"gate {GATES[stage]} is closed, {Reason(grounds.gates.reason[0, slot]).name}"
+        return f"gate {GATES[stage]} is closed, {Reason(grounds.gates[0, slot]).name}"
     unaffordable = not grounds.affordable[0, slot].all()  # GERMINATE is the only operation left
     return f"no blueprint is compatible with this slot{' and within the budget' if unaffordable else ''}"
 

@@ -47,17 +47,12 @@ COOLDOWN = (Stage.PRUNED, Stage.EMBARGOED, Stage.RESETTING)
 
 def make_stage_lookup(stages: tuple[Stage, ...]) -> Bools:
     """Lookup table ``bool [9]``: indexed with an array of stages, it is whether they are among ``stages``."""
-    lookup = np.zeros(len(Stage), dtype=np.bool_)
-    lookup[list(stages)] = True
-    return lookup
+    return np.isin(np.arange(len(Stage)), stages)
 
 
 NO_BLUEPRINT = -1
 
-# Indexed with arrays of stages.
-_LIVE = make_stage_lookup(LIVE)
-_OWNING = make_stage_lookup(OWNING)
-_BLENDED = make_stage_lookup(BLENDED)
+_LIVE, _OWNING, _BLENDED = map(make_stage_lookup, (LIVE, OWNING, BLENDED))
 
 
 @dataclass(frozen=True)
@@ -97,20 +92,22 @@ class SeedTable:
     def dormant(cls, environments: int, slots: int) -> Self:
         """A table of empty slots with age 0."""
         shape = (environments, slots)
-        return cls(
+        byte, number, share = np.zeros(shape, np.int8), np.zeros(shape, np.int16), np.zeros(shape, np.float32)
+        nothing = cls(
             stage=np.full(shape, Stage.DORMANT, np.int8),
-            stage_age=np.zeros(shape, np.int16),
-            seed_age=np.zeros(shape, np.int16),
+            stage_age=number,
+            seed_age=number,
             blueprint=np.full(shape, NO_BLUEPRINT, np.int16),
-            blend=np.zeros(shape, np.int8),
-            alpha=np.zeros(shape, np.float32),
-            alpha_start=np.zeros(shape, np.float32),
-            alpha_target=np.zeros(shape, np.float32),
-            alpha_elapsed=np.zeros(shape, np.int16),
-            alpha_duration=np.zeros(shape, np.int16),
-            alpha_curve=np.zeros(shape, np.int8),
+            blend=byte,
+            alpha=share,
+            alpha_start=share,
+            alpha_target=share,
+            alpha_elapsed=number,
+            alpha_duration=number,
+            alpha_curve=byte,
             pruning=np.zeros(shape, np.bool_),
         )
+        return nothing.copy()
 
     @property
     def environments(self) -> int:

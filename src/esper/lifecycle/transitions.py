@@ -11,17 +11,8 @@ from typing import Final, Self
 import numpy as np
 
 from esper.errors import IllegalActionError
-from esper.lifecycle.actions import (
-    ALPHA_SPEEDS,
-    ALPHA_TARGETS,
-    TEMPOS,
-    Blend,
-    Curve,
-    Head,
-    Op,
-    Places,
-)
-from esper.lifecycle.rules import GateResults, Isolation, Reason, Rules, legal_actions, require_legal
+from esper.lifecycle.actions import ALPHA_SPEEDS, ALPHA_TARGETS, TEMPOS, Blend, Curve, Head, Op, Places
+from esper.lifecycle.rules import Isolation, Reason, Rules, legal_actions, require_legal
 from esper.lifecycle.table import COOLDOWN, NO_BLUEPRINT, OWNING, SeedMeasurements, SeedTable, Stage, make_stage_lookup
 from esper.numerics.arrays import Bools, Float32s, Int8s, Int16s, Ints, merge_arrays
 
@@ -75,7 +66,6 @@ class Transitions:
         return cls(index, index, byte, byte, np.zeros(0, np.int16), byte, byte, byte)
 
     def __len__(self) -> int:
-        """N."""
         return self.env.shape[0]
 
     @property
@@ -103,8 +93,8 @@ class Step:
 
     table: SeedTable
     transitions: Transitions
-    gates: GateResults
-    """The gate ahead of each slot, before the step."""
+    gates: Int8s
+    """The `Reason` of the gate ahead of each slot before the step, ``[E, S]``."""
 
 
 def step(
@@ -134,7 +124,7 @@ def step(
     draft = table.copy()
     np.add(draft.stage_age, draft.stage_age < _OLDEST, out=draft.stage_age)
     np.add(draft.seed_age, table.owning & (draft.seed_age < _OLDEST), out=draft.seed_age)
-    _let_time_pass(draft, table, gates, causes == Cause.TICK, rules)
+    _let_time_pass(draft, table, gates == Reason.PASSED, causes == Cause.TICK, rules)
     _apply_actions(draft, table, actions, acting)
 
     # Alpha follows its ramp.
@@ -144,14 +134,14 @@ def step(
     np.copyto(draft.alpha, alpha, where=draft.stage == Stage.BLENDING)
     # Changes of alpha and removals need no gate.
     ungated = (causes == Cause.SET_ALPHA) | (causes == Cause.PRUNE)
-    reasons = np.where(ungated, np.int8(Reason.NO_GATE), gates.reason)
-    return Step(table=draft, transitions=_list_changes(table, draft, causes, reasons), gates=gates)
+    reasons = np.where(ungated, np.int8(Reason.NO_GATE), gates)
+    return Step(draft, _list_changes(table, draft, causes, reasons), gates)
 
 
 def remove_seeds(table: SeedTable, slots: Bools) -> tuple[SeedTable, Transitions]:
     """The table after a rollback that removes the seeds in ``slots [E, S]``, fossils included, and the transitions.
 
-    The slots enter their cooldown in the present step; no time passes. ``table`` is not changed.
+    The slots enter their cooldown in the present step; no time passes.
     """
     draft = table.copy()
     _empty_slots(draft, np.nonzero(slots & table.owning))
@@ -162,7 +152,6 @@ def finish_growth(table: SeedTable, kept: Bools, pruned: Bools) -> tuple[SeedTab
     """End growth: fossilize the unfinished seeds in slots ``kept [E, S]``, remove those in ``pruned [E, S]``.
 
     Returns the table and the transitions. No gate is checked and no time passes. Fossils keep the alpha of the seeds.
-    ``table`` is not changed.
     """
     refused = (kept & pruned) | ((kept | pruned) & ~table.live) | (kept & ~(table.blended & (table.alpha > 0)))
     if refused.any():
@@ -187,7 +176,7 @@ def add_fossils(table: SeedTable, blueprints: Ints, blends: Ints, compatible: Bo
     """The table with fossils of ``blueprints [E, S]`` (-1: none) at alpha 1, and the transitions.
 
     For networks that have seeds from their first step; no time passes. ``blends [E, S]`` are their blends,
-    ``compatible [E, S, K]`` is as in `legal_actions`. ``table`` is not changed.
+    ``compatible [E, S, K]`` is as in `legal_actions`.
     """
     at = np.nonzero(blueprints != NO_BLUEPRINT)
     fossils = blueprints[at]
@@ -208,22 +197,24 @@ def add_fossils(table: SeedTable, blueprints: Ints, blends: Ints, compatible: Bo
     return draft, _list_changes(table, draft, Cause.START, Reason.NO_GATE)
 
 
-def _let_time_pass(draft: SeedTable, table: SeedTable, gates: GateResults, ticking: Bools, rules: Rules) -> None:
-    """Let one step pass in the slots ``ticking [E, S]``."""
+# What changes in a draft of the next table
+
+
+def _let_time_pass(draft: SeedTable, table: SeedTable, passed: Bools, ticking: Bools, rules: Rules) -> None:
+    """Let one step pass in the slots ``ticking [E, S]``; ``passed [E, S]``: whose gates are open."""
     probed = ticking & (table.stage == Stage.GERMINATED)
     blending = ticking & (table.stage == Stage.BLENDING)
-    arrived = blending & gates.passed
-    removed = (probed & ~gates.passed) | (arrived & table.pruning)
+    arrived = blending & passed
 
     # A probed seed starts to learn, or is removed.
     first = Stage.BLENDING if rules.isolation is Isolation.NONE else Stage.TRAINING
-    _enter_stage(draft, np.nonzero(probed & gates.passed), first)
+    _enter_stage(draft, np.nonzero(probed & passed), first)
     if first is Stage.BLENDING:
-        blending |= probed & gates.passed
+        blending |= probed & passed
     # A blending seed moves on along its ramp, or holds at its end.
     draft.alpha_elapsed[blending & ~arrived] += 1
     _enter_stage(draft, np.nonzero(arrived & ~table.pruning), Stage.HOLDING)
-    _empty_slots(draft, np.nonzero(removed))
+    _empty_slots(draft, np.nonzero((probed & ~passed) | (arrived & table.pruning)))
 
     # An empty slot cools down.
     next_stages = (*COOLDOWN[1:], Stage.DORMANT)
@@ -232,15 +223,21 @@ def _let_time_pass(draft: SeedTable, table: SeedTable, gates: GateResults, ticki
 
 
 def _apply_actions(draft: SeedTable, table: SeedTable, actions: Ints, acting: Ints) -> None:
-    """Apply the actions of the environments ``acting [A]``, each to one slot."""
+    """Apply the actions of the environments ``acting [A]``, each to one slot: operation by operation, all at once."""
 
     def select(op: Op) -> tuple[Ints, Places]:
         environments = acting[actions[acting, Head.OP] == op]
         return actions[environments], (environments, actions[environments, Head.SLOT])
 
-    # Each operation changes the slots of its environments all at once.
+    # The ramp of a new seed is set, and starts when it enters BLENDING.
     rows, at = select(Op.GERMINATE)
-    _germinate(draft, at, rows)
+    _enter_stage(draft, at, Stage.GERMINATED)
+    draft.seed_age[at] = 1
+    draft.blueprint[at] = rows[:, Head.BLUEPRINT]
+    draft.blend[at] = rows[:, Head.BLEND]
+    draft.alpha_target[at] = _TARGETS[rows[:, Head.ALPHA_TARGET]]
+    draft.alpha_duration[at] = _TEMPOS[rows[:, Head.TEMPO]]
+    draft.alpha_curve[at] = Curve.LINEAR
 
     _, at = select(Op.ADVANCE)
     _enter_stage(draft, at, Stage.BLENDING)
@@ -269,17 +266,6 @@ def _select_places(at: Places, selected: Bools) -> Places:
 def _enter_stage(draft: SeedTable, at: Places, stage: Stage) -> None:
     draft.stage[at] = stage
     draft.stage_age[at] = 1
-
-
-def _germinate(draft: SeedTable, at: Places, rows: Ints) -> None:
-    """Add new seeds. Their ramp is set, and starts when they enter BLENDING."""
-    _enter_stage(draft, at, Stage.GERMINATED)
-    draft.seed_age[at] = 1
-    draft.blueprint[at] = rows[:, Head.BLUEPRINT]
-    draft.blend[at] = rows[:, Head.BLEND]
-    draft.alpha_target[at] = _TARGETS[rows[:, Head.ALPHA_TARGET]]
-    draft.alpha_duration[at] = _TEMPOS[rows[:, Head.TEMPO]]
-    draft.alpha_curve[at] = Curve.LINEAR
 
 
 def _retarget(draft: SeedTable, table: SeedTable, at: Places, target: Float32s, rows: Ints) -> None:
@@ -340,12 +326,8 @@ def compute_ramp_progress(curve: Curve, fraction: float) -> float:
         return fraction
     if curve is Curve.COSINE:
         return (1.0 - math.cos(math.pi * fraction)) / 2.0
-    first, last = _compute_logistic(0.0), _compute_logistic(1.0)
-    return (_compute_logistic(fraction) - first) / (last - first)
-
-
-def _compute_logistic(fraction: float) -> float:
-    return 1.0 / (1.0 + math.exp(-SIGMOID_STEEPNESS * (fraction - 0.5)))
+    first, here, last = (1.0 / (1.0 + math.exp(-SIGMOID_STEEPNESS * (x - 0.5))) for x in (0.0, fraction, 1.0))
+    return (here - first) / (last - first)
 
 
 # [curve, duration, elapsed]. A lookup is fast, and exact: vectorised cos and exp may round differently by an element's
