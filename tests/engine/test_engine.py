@@ -42,18 +42,18 @@ def test_the_same_sequence_of_calls_works_over_both_backends(make: Make) -> None
         step = cycle.turn()
         assert engine.decisions.tolist() == [number] * cycle.size
         assert step.table is networks.table
-        evaluation = cycle.engine.evaluation
+        evaluation = cycle.engine.assessed.evaluation
         assert evaluation.loss.shape == (cycle.size,)
         assert evaluation.loss_contribution.shape == shape
         assert np.isfinite(evaluation.loss).all()
         np.testing.assert_array_equal(engine.history.losses[:, 0], evaluation.loss)
-        assert engine.history.training.loss is cycle.engine.training.loss
+        assert engine.history.training.loss is cycle.engine.assessed.training.loss
         assert not np.isnan(engine.history.training.accuracy).any(), "taken to be that of validation where not known"
         assert networks.measurements is not before
         measured = networks.table.owning & np.isfinite(evaluation.loss_contribution)
         np.testing.assert_array_equal(np.isfinite(networks.measurements.contribution), measured)
-        assert not cycle.engine.intervention.rows.any()
-        assert cycle.engine.before_rollback is evaluation
+        assert not cycle.engine.assessed.intervention.rows.any()
+        assert cycle.engine.assessed.before_rollback is evaluation
         stages |= set(np.unique(networks.table.stage).tolist())
     assert {Stage.DORMANT, Stage.GERMINATED, Stage.BLENDING} <= stages
     observation = cycle.observe()
@@ -68,8 +68,8 @@ def test_modules_are_measured_when_it_is_their_turn(make: Make) -> None:
     for number in range(2, 6):
         cycle.turn(make_wait_actions(cycle.size))
         expected = (number - 1 + np.arange(cycle.engine.networks.table.slots)) % 2 == 0
-        assert (cycle.engine.evaluation.fresh == expected).all()
-        assert np.isfinite(cycle.engine.evaluation.loss_contribution[:, 0]).all(), "as last known"
+        assert (cycle.engine.assessed.evaluation.fresh == expected).all()
+        assert np.isfinite(cycle.engine.assessed.evaluation.loss_contribution[:, 0]).all(), "as last known"
         ages = cycle.engine.networks.measurements.contribution_age[:, 0]
         assert (ages == (0 if expected[0] else 1)).all()
 
@@ -109,16 +109,16 @@ def test_decisions_and_rollbacks_are_of_networks_that_are_running(make: Make) ->
     for network in range(cycle.size):
         cycle.poison(network)
     cycle.engine.assess(cycle.train(), running)
-    intervention = cycle.engine.intervention
+    intervention = cycle.engine.assessed.intervention
     assert intervention.rows.tolist() == running.tolist()
     assert (intervention.trouble[running] == Trouble.NOT_FINITE).all()
-    assert not np.isfinite(cycle.engine.before_rollback.loss).any()
-    assert np.isfinite(cycle.engine.evaluation.loss).tolist() == running.tolist()
+    assert not np.isfinite(cycle.engine.assessed.before_rollback.loss).any()
+    assert np.isfinite(cycle.engine.assessed.evaluation.loss).tolist() == running.tolist()
     assert cycle.engine.governor.rollbacks.tolist() == running.tolist()
     cycle.engine.apply(make_wait_actions(cycle.size))
     cycle.engine.assess(cycle.train(), cycle.everyone)
-    assert cycle.engine.intervention.rows.tolist() == (~running).tolist(), "now the first one is running, too"
-    assert np.isfinite(cycle.engine.evaluation.loss).all()
+    assert cycle.engine.assessed.intervention.rows.tolist() == (~running).tolist(), "now the first one is running, too"
+    assert np.isfinite(cycle.engine.assessed.evaluation.loss).all()
 
 
 def test_after_a_rollback_modules_are_gone_and_what_was_measured_is_of_the_networks_as_they_are(make: Make) -> None:
@@ -128,10 +128,10 @@ def test_after_a_rollback_modules_are_gone_and_what_was_measured_is_of_the_netwo
     cycle.engine.apply(make_wait_actions(cycle.size))
     cycle.poison(0)
     cycle.engine.assess(cycle.train(), cycle.everyone)
-    assert cycle.engine.intervention.rows.tolist() == [True] + [False] * (cycle.size - 1)
-    changes = cycle.engine.intervention.transitions
+    assert cycle.engine.assessed.intervention.rows.tolist() == [True] + [False] * (cycle.size - 1)
+    changes = cycle.engine.assessed.intervention.transitions
     assert (changes.env.tolist(), changes.slot.tolist(), changes.after.tolist()) == ([0], [0], [Stage.PRUNED])
-    table, evaluation = cycle.engine.networks.table, cycle.engine.evaluation
+    table, evaluation = cycle.engine.networks.table, cycle.engine.assessed.evaluation
     assert table.stage[0, 0] == Stage.PRUNED
     assert evaluation.fresh[0].all(), "the restored network is measured whole"
     np.testing.assert_array_equal(np.isfinite(evaluation.loss_contribution), table.owning)
@@ -167,8 +167,8 @@ def test_what_a_rollback_keeps_has_the_health_of_gradients_of_the_snapshot(make:
     cycle.engine.apply(make_wait_actions(cycle.size))
     cycle.poison(0)
     cycle.engine.assess(cycle.train(), cycle.everyone)
-    assert cycle.engine.intervention.rows.tolist() == [True] + [False] * (cycle.size - 1)
-    assert cycle.engine.training.health.exploded[0, 0] == 1, "this training is of a network that is no more"
+    assert cycle.engine.assessed.intervention.rows.tolist() == [True] + [False] * (cycle.size - 1)
+    assert cycle.engine.assessed.training.health.exploded[0, 0] == 1, "this training is of a network that is no more"
     assert networks.table.stage[0, 0] == Stage.FOSSILIZED
     healthy, *_, weight = gradient_measurements()
     assert healthy
@@ -198,8 +198,8 @@ def test_without_a_governor_nothing_is_rolled_back(make: Make) -> None:
     cycle.turn(make_wait_actions(cycle.size))
     cycle.poison(0)
     cycle.turn(make_wait_actions(cycle.size))
-    assert not cycle.engine.intervention.rows.any()
-    assert np.isnan(cycle.engine.evaluation.loss[0])
+    assert not cycle.engine.assessed.intervention.rows.any()
+    assert np.isnan(cycle.engine.assessed.evaluation.loss[0])
     assert not cycle.engine.governor.rollbacks_used.any()
 
 
@@ -332,8 +332,8 @@ def test_an_engine_goes_on_where_it_was_saved(make: Make) -> None:
                 cycle.poison(0)
         expected, _ = usual.turn(), resumed.turn()
         one, other = resumed.engine, usual.engine
-        np.testing.assert_array_equal(one.intervention.trouble, other.intervention.trouble)
-        np.testing.assert_array_equal(one.evaluation.loss, other.evaluation.loss)
+        np.testing.assert_array_equal(one.assessed.intervention.trouble, other.assessed.intervention.trouble)
+        np.testing.assert_array_equal(one.assessed.evaluation.loss, other.assessed.evaluation.loss)
         assert torch.equal(pack_state(resumed.engine.state_dict()), pack_state(usual.engine.state_dict())), number
     assert expected.table.stage_age.max() > 0
     assert usual.engine.governor.rollbacks[0] == 1

@@ -42,9 +42,9 @@ class Diary(GrowerCallback):
     def on_decision(self, grower: Grower, decision: Decision) -> None:
         assert grower.decisions == decision.number
         self.decisions.append(decision)
-        self.stages.append((grower.engine.stages_before.tolist(), grower.network.table.stage.tolist()))
-        training = grower.engine.training
-        self.losses.append((float(training.loss[0]), float(grower.engine.before_rollback.loss[0])))
+        self.stages.append((grower.engine.applied.stages.tolist(), grower.network.table.stage.tolist()))
+        training = grower.engine.assessed.training
+        self.losses.append((float(training.loss[0]), float(grower.engine.assessed.before_rollback.loss[0])))
         self._add(f"decision {decision.number}", grower)
 
     def on_failure(self, grower: Grower, error: Exception) -> None:

@@ -157,7 +157,7 @@ def by_itself(
             right.append((logits.argmax(1) == answers).double().mean().item())
         if step < STEPS - 1:  # the population takes its last decision before its last training
             decision = grower.step(train_loss=float(np.mean(losses)), train_accuracy=float(np.mean(right)))
-            reports.append((grower.engine.history.training, grower.engine.measured_seeds))
+            reports.append((grower.engine.history.training, grower.engine.assessed.measurements))
             if decision.finished:
                 break
     return model, reports

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,10 +17,10 @@ from esper.engine.measurements import Evaluation, TrainingReport, update_measure
 from esper.engine.observation import FeatureInputs, GrowingNetworks, Observation, observe
 from esper.growth.promise import PromiseRecord, Promises, PromiseSettings
 from esper.lifecycle.actions import make_wait_actions
-from esper.lifecycle.rules import ActionMasks
+from esper.lifecycle.rules import ActionMasks, Reason
 from esper.lifecycle.table import SeedMeasurements, SeedTable, Stage
 from esper.lifecycle.transitions import Step, Transitions
-from esper.numerics.arrays import Bools, Floats, Ints, replace_where
+from esper.numerics.arrays import Bools, Floats, Int8s, Ints, replace_where
 from esper.numerics.devices import Deferred
 from esper.serialization import from_plain, to_plain
 
@@ -133,6 +133,32 @@ class GrowthBackend(Restorable, Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Applied:
+    """What the newest actions did, and what was known before them."""
+
+    actions: Ints
+    """``[E, 8]``."""
+    step: Step
+    stages: Int8s
+    """Stages of the slots before it, ``[E, S]``."""
+    contributions: Floats
+    """Contributions that were known before it, ``[E, S]``."""
+
+
+@dataclass(frozen=True)
+class Assessed:
+    """What was measured after the newest training."""
+
+    training: TrainingReport
+    evaluation: Evaluation
+    """The networks after rollbacks."""
+    before_rollback: Evaluation
+    intervention: Intervention
+    measurements: SeedMeasurements
+    """Those that gates go by from now on."""
+
+
 class GrowthEngine:
     """Observes, masks, applies, measures and rolls back the growth of E networks; it never trains them.
 
@@ -142,7 +168,7 @@ class GrowthEngine:
         actions, state = controller.act(observation, masks, state)
         engine.apply(actions)
         training = train()  # a population's minibatches, or the user's own loop
-        evaluation, intervention = engine.assess(training, running)
+        assessed = engine.assess(training, running)
         engine.measure_promises(running)
     ```
 
@@ -166,27 +192,23 @@ class GrowthEngine:
         """What blueprints promise; None where it is not measured."""
         self.decisions: Ints = np.zeros(size, np.int64)
         """Decisions taken in the present episodes, ``[E]``."""
-        self.actions: Ints = make_wait_actions(size)
-        """The latest actions, ``[E, 8]``."""
-        # Of the newest decision, for whoever records it.
-        self.newest_step: Step
-        """What the actions did."""
-        self.stages_before = self.networks.table.stage
-        """Stages of the slots before it, ``[E, S]``."""
-        self.contributions_before = self.history.accuracy_contribution
-        """Contributions that were known before it, ``[E, S]``."""
-        self.training: TrainingReport
-        """The training after it."""
-        self.evaluation: Evaluation
-        """The networks after training and rollbacks."""
-        self.before_rollback: Evaluation
-        """The networks before rollbacks."""
-        self.intervention: Intervention
-        """What the governor did."""
-        self.measured_seeds = self._snapshot_measurements
-        """The modules' measurements after this decision's."""
+        self.applied = self._apply_nothing(make_wait_actions(size))
+        """The newest actions; a loaded engine knows them, but not what they did."""
+        self._assessed: Assessed | None = None
         self._overdue: Bools = np.zeros(size, np.bool_)
         """Networks whose promises were due and could not be measured, ``[E]``."""
+
+    def _apply_nothing(self, actions: Ints) -> Applied:
+        table = self.networks.table
+        gates = np.full(table.stage.shape, Reason.NO_GATE, np.int8)
+        step = Step(table, Transitions.none(), gates)
+        return Applied(actions, step, table.stage, self.history.accuracy_contribution)
+
+    @property
+    def assessed(self) -> Assessed:
+        """What was measured after the newest training."""
+        assert self._assessed is not None, "nothing was measured since the engine was made or loaded"
+        return self._assessed
 
     def observe(self, progress: Floats, horizon: int, rent: Floats, train_size: Floats) -> Observation:
         """What controllers see now, on the CPU.
@@ -219,59 +241,54 @@ class GrowthEngine:
             running: Networks whose episode goes on, bool ``[E]``; None: all.
             forget_skill: Networks that may fall back to guessing if they lose a module now, bool ``[E]``; None: all.
         """
-        self.stages_before, self.contributions_before = self.networks.table.stage, self.history.accuracy_contribution
-        self.newest_step = step = self.networks.decide(actions)
+        stages, contributions = self.networks.table.stage, self.history.accuracy_contribution
+        step = self.networks.decide(actions)
+        self.applied = Applied(actions, step, stages, contributions)
         everyone = np.ones(len(actions), np.bool_)
         pruned = step.transitions.env[step.transitions.after == Stage.PRUNED]
         lost_module = np.isin(np.arange(len(actions)), pruned)
         self.governor.expect_change(lost_module, forget_skill=everyone if forget_skill is None else forget_skill)
-        self.actions = actions
         self.decisions = self.decisions + (everyone if running is None else running)
         return step
 
-    def assess(self, training: Deferred[TrainingReport], running: Bools) -> tuple[Evaluation, Intervention]:
+    def assess(self, training: Deferred[TrainingReport], running: Bools) -> Assessed:
         """Measure the networks after ``training``, roll back those in trouble, and record what is known now.
 
         ``running``, bool ``[E]``, are the networks whose episode goes on; no other is rolled back.
         """
-        networks, backend = self.networks, self.backend
+        networks, backend, history = self.networks, self.backend, self.history
 
         # Measure every network, and with it the modules whose turn it is.
         due = self.config.find_due_counterfactuals(self.decisions - running, networks.table.slots)
         check_finite = self.governor.settings is not None
-        self.training, measured = backend.start_measurement(training, due, check_finite=check_finite).fetch()
+        report, measured = backend.start_measurement(training, due, check_finite=check_finite).fetch()
         assert measured.skill is not None
         assert measured.finite is not None
-        self.history.set_chance_level(*backend.chance_level)
-        before = self.history.fill_stale_contributions(measured, networks.measurements)
+        history.set_chance_level(*backend.chance_level)
+        before = history.fill_stale_contributions(measured, networks.measurements)
         # Before any snapshot, which keeps the measurements too.
         networks.measurements = update_gradient_health(
-            networks.measurements, self.training.health, self.config.gradient_health
+            networks.measurements, report.health, self.config.gradient_health
         )
 
         # Roll back what is in trouble. What was measured of it is of networks that are no more.
-        self.intervention = self.governor.check(
-            self.training.loss, measured.skill, measured.finite, measured.diverged, running
-        )
-        intervention = self.intervention
+        intervention = self.governor.check(report.loss, measured.skill, measured.finite, measured.diverged, running)
         evaluation = before
         if intervention.rows.any():
             again = backend.evaluate(due | intervention.rows[:, None])
-            self.history.set_chance_level(*backend.chance_level)
+            history.set_chance_level(*backend.chance_level)
             again = replace(again, skill=measured.skill, finite=measured.finite, diverged=measured.diverged)
-            restored = self.history.fill_stale_contributions(again, networks.measurements)
+            restored = history.fill_stale_contributions(again, networks.measurements)
             # One model keeps the type of its evaluation, which has more than the arrays.
             evaluation = restored if intervention.rows.all() else replace_where(intervention.rows, before, restored)
 
         # Record it for gates, and for what controllers see: there an unknown accuracy of training is taken
         # to equal that of validation.
-        accuracy = self.training.accuracy
-        report = replace(self.training, accuracy=np.where(np.isnan(accuracy), evaluation.accuracy, accuracy))
         networks.measurements = update_measurements(networks.table, networks.measurements, evaluation)
-        self.history.record(self.actions, networks.table, report, evaluation)
-        self.evaluation, self.before_rollback = evaluation, before
-        self.measured_seeds = networks.measurements
-        return evaluation, intervention
+        accuracy = np.where(np.isnan(report.accuracy), evaluation.accuracy, report.accuracy)
+        history.record(self.applied.actions, networks.table, replace(report, accuracy=accuracy), evaluation)
+        self._assessed = Assessed(report, evaluation, before, intervention, networks.measurements)
+        return self._assessed
 
     @property
     def size(self) -> int:
@@ -337,13 +354,14 @@ class GrowthEngine:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where `state_dict` was called."""
         values = from_plain(self._state(), state, "the growth engine")
-        self.decisions, self.actions, self._overdue = values["decisions"], values["actions"], values["overdue"]
+        self.decisions, self._overdue = values["decisions"], values["overdue"]
         self._snapshot_measurements = values["snapshot_measurements"]
+        self.applied, self._assessed = self._apply_nothing(values["actions"]), None
 
     def _state(self) -> dict[str, Any]:
         return {
             "decisions": self.decisions,
-            "actions": self.actions,
+            "actions": self.applied.actions,
             "overdue": self._overdue,
             "snapshot_measurements": self._snapshot_measurements,
             "history": self.history,

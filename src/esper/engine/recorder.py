@@ -45,7 +45,7 @@ class DecisionRecorder:
 
     def record_gates(self, running: Bools) -> Iterator[GateChecked]:
         """Gates that have opened, closed or come ahead of a slot, in the networks ``running [E]``."""
-        stages, reasons = self._engine.stages_before, self._engine.newest_step.gates
+        stages, reasons = self._engine.applied.stages, self._engine.applied.step.gates
         changed = (reasons != self.reasons) | (stages != self.gated_stages)
         self.reasons, self.gated_stages = reasons, stages
         for row, slot in np.argwhere(changed & (reasons != Reason.NO_GATE) & running[:, None]).tolist():
@@ -55,7 +55,7 @@ class DecisionRecorder:
 
     def record_transitions(self, changes: Transitions, running: Bools) -> Iterator[LifecycleTransition]:
         """Changes of stage in the networks ``running [E]``, with the contributions known at the decision."""
-        contributions = self._engine.contributions_before
+        contributions = self._engine.applied.contributions
         blueprints: list[int] = changes.blueprint.tolist()
         for index, blueprint in enumerate(blueprints):
             row, slot = int(changes.env[index]), int(changes.slot[index])
@@ -74,8 +74,8 @@ class DecisionRecorder:
 
     def record_rollbacks(self, **own: float) -> Iterator[RolledBack]:
         """The networks that the governor rolled back; ``own`` losses and metrics replace those of a population."""
-        engine = self._engine
-        intervention, before, after = engine.intervention, engine.before_rollback, engine.evaluation
+        assessed = self._engine.assessed
+        intervention, before, after = assessed.intervention, assessed.before_rollback, assessed.evaluation
         for row in intervention.rows.nonzero()[0].tolist():
             figures = {
                 "loss_before": float(before.loss[row]),
@@ -93,8 +93,8 @@ class DecisionRecorder:
 
     def record_steps(self, rows: Iterable[int], **own: Sequence[Any]) -> Iterator[StepTaken]:
         """The decisions of the networks ``rows`` with their state; ``own`` are further fields, or others, ``[E]``."""
-        engine, table = self._engine, self._engine.networks.table
-        training, evaluation, measurements = engine.training, engine.evaluation, engine.measured_seeds
+        assessed, table, actions = self._engine.assessed, self._engine.networks.table, self._engine.applied.actions
+        training, evaluation, measurements = assessed.training, assessed.evaluation, assessed.measurements
         contributions = [replace_unmeasured(row) for row in self.round(evaluation.accuracy_contribution)]
         known = measurements.gradient_weight > 0
         # Ratios range over many orders of magnitude, so what is kept are significant digits.
@@ -105,7 +105,7 @@ class DecisionRecorder:
             ]
             for figure in (training.health.ratio, measurements.vanished_share, measurements.exploded_share)
         )
-        ops, slots, blueprints = (engine.actions[:, head].tolist() for head in (Head.OP, Head.SLOT, Head.BLUEPRINT))
+        ops, slots, blueprints = (actions[:, head].tolist() for head in (Head.OP, Head.SLOT, Head.BLUEPRINT))
         # Whole columns, since rounding each number on its own costs far more.
         columns: dict[str, Sequence[Any]] = {
             "op": [Op(op).name.lower() for op in ops],

@@ -81,7 +81,7 @@ class PrintDecisions(GrowerCallback):
     def on_decision(self, grower: Grower, decision: Decision) -> None:
         """Print the decision, its losses and metric, and what each module contributes."""
         # decision 7: germinate mlp in layer2; loss 0.4123 (training 0.3987), accuracy 0.873; layer1 +0.012
-        train_loss = float(grower.engine.training.loss[0])
+        train_loss = float(grower.engine.assessed.training.loss[0])
         loss = f"loss {decision.loss:.4g} (training {train_loss:.4g}){decision.measured}"
         contributions = ", ".join(f"{slot} {format_signed(value)}" for slot, value in decision.contributions.items())
         print_line("; ".join(filter(None, [f"decision {decision.number}: {decision.what}", loss, contributions])))
@@ -179,7 +179,7 @@ class RunRecorder(GrowerCallback):
             self._start_run(grower, store, number - 1)
 
         # The metric, which is known only once it is first measured, under its own name; and the score if it differs.
-        train_accuracy, metric = float(engine.training.accuracy[0]), grower.backend.scores.metric_spec()
+        train_accuracy, metric = float(engine.assessed.training.accuracy[0]), grower.backend.scores.metric_spec()
         measured: dict[str, float] = {}
         if metric is not None:
             store.set_metadata(asdict(metric))
@@ -189,7 +189,7 @@ class RunRecorder(GrowerCallback):
             number,
             {
                 **{name: value for name, value in measured.items() if not math.isnan(value)},
-                "train_loss": float(engine.training.loss[0]),
+                "train_loss": float(engine.assessed.training.loss[0]),
                 "validation_loss": decision.loss,
                 _ADDED: model.added_parameters,
                 **{f"contribution/{slot}": value for slot, value in decision.contributions.items()},
@@ -199,7 +199,7 @@ class RunRecorder(GrowerCallback):
         # The events in the order in which they happened: rollback, gates, transitions, step.
         rollback, recorder, slots = decision.rollback, self._recorder, list(model.slots)
         if rollback is not None:
-            before = engine.before_rollback
+            before = engine.assessed.before_rollback
             metrics = before.metrics if isinstance(before, ModelEvaluation) else {}
             own = {
                 "loss_before": rollback.loss,
@@ -210,8 +210,8 @@ class RunRecorder(GrowerCallback):
             store.append(encode_events(recorder.record_rollbacks(**own)))
         store.append(encode_events(recorder.record_gates(np.ones(1, np.bool_))))
         for change in decision.changes:
-            store.emit(_describe_change(change, grower, engine.contributions_before[0, slots.index(change.slot)]))
-        owned = [Stage(stage) in OWNING for stage in engine.stages_before[0].tolist()]
+            store.emit(_describe_change(change, grower, engine.applied.contributions[0, slots.index(change.slot)]))
+        owned = [Stage(stage) in OWNING for stage in engine.applied.stages[0].tolist()]
         figures = [grower.ratings[slot] if occupied else None for slot, occupied in zip(slots, owned, strict=True)]
         charge, table = grower.network.charge, grower.network.table
         rent = grower.config.rent * math.log1p(float(charge.added(table, table.owning)[0]))

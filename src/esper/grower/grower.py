@@ -239,7 +239,8 @@ class Grower:
                 backend.promise_recorder.set_recording(False)
 
             # Measure the model and the modules whose turn it is, and roll back training that blew up.
-            evaluation, intervention = self.engine.assess(Deferred((), lambda: training), _EVERYONE)
+            assessed = self.engine.assess(Deferred((), lambda: training), _EVERYONE)
+            evaluation, intervention = assessed.evaluation, assessed.intervention
             self._require_rollbacks_left(intervention)
             assert isinstance(evaluation, ModelEvaluation)
             current = evaluation.metrics

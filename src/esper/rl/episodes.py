@@ -200,7 +200,8 @@ class Episodes:
         # Then hosts and modules learn, all networks are measured, and those that diverged are rolled back.
         batches = self._stream.draw_batches(first_batch, self.suite.batches_per_step)
         training = start_training(self.population, batches, frozen=~running)
-        evaluation, intervention = self.engine.assess(training, running)
+        assessed = self.engine.assess(training, running)
+        evaluation, intervention = assessed.evaluation, assessed.intervention
 
         # Episodes end at their horizon, on a plateau, or after one rollback too many. They are scored by what they
         # commit.
@@ -221,7 +222,7 @@ class Episodes:
             finished=self.finished,
             running=running,
             transitions=concatenate_transitions([decision.transitions, intervention.transitions]),
-            training=self.engine.training,
+            training=assessed.training,
             evaluation=evaluation,
             potential=self.potential,
             intervention=intervention,

@@ -265,7 +265,7 @@ class EpisodeRecorder:
             }
         yield from decisions.record_steps(
             result.running.nonzero()[0].tolist(),
-            choices=[describe_choices(action) for action in self._episodes.engine.actions.tolist()],
+            choices=[describe_choices(action) for action in self._episodes.engine.applied.actions.tolist()],
             objective=decisions.round(result.potential),
             added=decisions.round(added),
             reward=decisions.round(result.reward),
