@@ -312,7 +312,7 @@ class ActionMasks:
         choices: Bools = getattr(self, head.name.lower())
         if choices.ndim == 3:
             choices = choices[environment, slot]
-        only_zero = np.arange(choices.shape[1]) == 0
+        only_zero: Bools = np.arange(choices.shape[1]) == 0
         return np.where(RELEVANT[op, head][:, None], choices, only_zero)
 
     def flat(self) -> Bools:
