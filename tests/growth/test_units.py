@@ -500,25 +500,41 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Any, str]] = {
     "layer norm without weights": (
         lambda: Between(nn.LayerNorm(8, elementwise_affine=False)),
         NAMED,
-        r"'act' \(LayerNorm\) mixes units",
+        r"'act' \(LayerNorm\) is named between.*units are mixed",
     ),
-    "softmax": (lambda: Between(nn.Softmax(-1)), NAMED, r"'act' \(Softmax\) mixes units.*let another blueprint"),
-    "halves": (lambda: Between(nn.Sequential(nn.Unflatten(1, (2, 4)), nn.Flatten())), NAMED, "mixes units"),
-    "sums": (lambda: Between(Mixing(lambda x: x.cumsum(-1))), NAMED, r"'act' \(Mixing\) mixes units"),
-    "sums from behind": (lambda: Between(Mixing(lambda x: x.flip(-1).cumsum(-1).flip(-1))), NAMED, "mixes units"),
-    "reversed": (lambda: Between(Mixing(lambda x: x.flip(-1))), NAMED, "mixes units"),
-    "of the first": (lambda: Between(Mixing(lambda x: x * x[:, :1])), NAMED, "mixes units"),
-    "of its place": (lambda: Between(Mixing(lambda x: x * torch.arange(x.shape[-1]))), NAMED, "mixes units"),
-    "the middle": (lambda: Between(Mixing(lambda x: x * x[:, [x.shape[1] // 2]])), NAMED, "mixes units"),
-    "the last": (lambda: Between(Mixing(lambda x: x * x[:, -1:])), NAMED, "mixes units"),
-    "pairs": (lambda: Between(Mixing(lambda x: x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2))), NAMED, "mixes units"),
+    "softmax": (
+        lambda: Between(nn.Softmax(-1)),
+        NAMED,
+        r"'act' \(Softmax\) is named between.*units are mixed",
+    ),
+    "halves": (lambda: Between(nn.Sequential(nn.Unflatten(1, (2, 4)), nn.Flatten())), NAMED, "are mixed"),
+    "sums": (
+        lambda: Between(Mixing(lambda x: x.cumsum(-1))),
+        NAMED,
+        r"'act' \(Mixing\) is named between.*units are mixed",
+    ),
+    "sums from behind": (lambda: Between(Mixing(lambda x: x.flip(-1).cumsum(-1).flip(-1))), NAMED, "are mixed"),
+    "reversed": (lambda: Between(Mixing(lambda x: x.flip(-1))), NAMED, "are mixed"),
+    "of the first": (lambda: Between(Mixing(lambda x: x * x[:, :1])), NAMED, "are mixed"),
+    "of its place": (lambda: Between(Mixing(lambda x: x * torch.arange(x.shape[-1]))), NAMED, "are mixed"),
+    "the middle": (lambda: Between(Mixing(lambda x: x * x[:, [x.shape[1] // 2]])), NAMED, "are mixed"),
+    "the last": (lambda: Between(Mixing(lambda x: x * x[:, -1:])), NAMED, "are mixed"),
+    "pairs": (
+        lambda: Between(Mixing(lambda x: x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2))),
+        NAMED,
+        "are mixed",
+    ),
     "no tensor": (
         lambda: Between(Mixing(lambda x: (x, x)), lambda both: both[0]),
         NAMED,
-        r"'act' \(Mixing\) mixes units",
+        r"'act' \(Mixing\) is named between.*units are mixed",
     ),
     "no such module": (lambda: Between(nn.ReLU()), ("fc1", "act2", "fc2"), "no submodule 'act2'"),
-    "gated": (Gated, NAMED, "outputs of two layers are multiplied, let another blueprint, such as 'mlp', grow behind"),
+    "gated": (
+        Gated,
+        NAMED,
+        "layers are multiplied, .*let another blueprint, such as 'mlp', grow",
+    ),
     "gated, all named": (Gated, ("fc1", "act", "up", "fc2"), r"'up' \(Linear\) has parameters or buffers"),
     "gated, in the former way": (Gated, ("fc1", "up", "fc2"), r"'up' \(Linear\) has parameters or buffers"),
     "function": (lambda: Between(nn.ReLU(), F.gelu), NAMED, r"F.relu, a module that is called, such as nn.ReLU\(\)"),
@@ -551,18 +567,22 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Any, str]] = {
     "weight norm": (
         changed(lambda net: parametrizations.weight_norm(net.fc2)),
         NAMED,
-        r"'fc2' \(ParametrizedLinear\) is no plain",
+        r"'fc2' \(ParametrizedLinear\) is not a plain",
     ),
     "computed bias": (
         changed(lambda net: parametrize.register_parametrization(net.fc1, "bias", nn.Softplus())),
         NAMED,
-        r"'fc1' \(ParametrizedLinear\) is no plain",
+        r"'fc1' \(ParametrizedLinear\) is not a plain",
     ),
-    "own forward": (changed(lambda net: setattr(net, "fc2", Tripled(8, 3))), NAMED, r"'fc2' \(Tripled\) is no plain"),
+    "own forward": (
+        changed(lambda net: setattr(net, "fc2", Tripled(8, 3))),
+        NAMED,
+        r"'fc2' \(Tripled\) is not a plain",
+    ),
     "groups": (
         lambda: nn.Sequential(nn.Conv1d(5, 10, 1, groups=5), nn.ReLU(), nn.Conv1d(10, 3, 1)),
         ("0", "1", "2"),
-        r"'0' \(Conv1d\) is no plain",
+        r"'0' \(Conv1d\) is not a plain",
     ),
     "channels elsewhere": (
         lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Conv1d(5, 3, 1)),
@@ -572,12 +592,12 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Any, str]] = {
     "channels become positions": (
         lambda: nn.Sequential(nn.Linear(6, 8), Mixing(lambda x: x.mT), nn.Conv1d(8, 3, 1)),
         ("0", "1", "2"),
-        "mixes units",
+        "channels last",
     ),
     "positions become channels": (
         lambda: nn.Sequential(nn.Conv1d(5, 8, 1), nn.Flatten(), nn.Linear(48, 3)),
         ("0", "1", "2"),
-        r"'1' \(Flatten\) mixes units",
+        r"'1' \(Flatten\) is named between.*units are mixed",
     ),
     "a named submodule": (lambda: Between(nn.ReLU()), "fc2", "units grow between two layers, and 'fc2' names one"),
     "a pattern": (lambda: Between(nn.ReLU()), "re:fc.", "name the first layer, the modules between in the order"),
@@ -660,5 +680,5 @@ def test_a_wider_transformer_is_not_saved_by_its_configuration(name: str, tmp_pa
 @pytest.mark.landing
 def test_transposed_weights_are_refused() -> None:
     place: Any = tuple(f"transformer.h.0.mlp.{name}" for name in ("c_fc", "act", "c_proj"))
-    with pytest.raises(SlotError, match=r"'transformer.h.0.mlp.c_fc' \(Conv1D\) is no plain"):
+    with pytest.raises(SlotError, match=r"'transformer.h.0.mlp.c_fc' \(Conv1D\) is not a plain"):
         esper.attach(tiny_transformers.gpt2().eval(), {place: ["units_3"]}, torch.randint(0, 9, (2, 6)))

@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from esper.errors import ExportError
 from esper.growth.blueprints.layers import zeros
 from esper.growth.blueprints.registry import Blueprint, Context, Family, Folded, register
-from esper.growth.site import Layout, Site
+from esper.growth.blueprints.units import is_wide_layer, require_wide_layer
+from esper.growth.site import Layout, Site, WideLayer
 
 
 @register
@@ -20,11 +20,8 @@ class LoRA(Blueprint):
     """``s = (lora_alpha / rank) B A x`` for the input ``x`` of a linear layer or a convolution; ``B = 0`` at birth.
 
     Hu et al. (2021, arXiv 2106.09685, section 4.1), with ``A`` drawn as in PEFT, uniformly within ``1 / sqrt(fan_in)``.
-    At a convolution, ``A`` is a convolution to ``rank`` channels with the layer's kernel size, stride, padding and
-    dilation, and ``B`` a convolution of kernel size 1. When the model is finalized, the update is added to the layer's
-    weight.
-
-    To use another rank, define a subclass with its own ``name`` and ``rank``, and `register` it.
+    At a convolution, ``A`` is a convolution to ``rank`` channels with the layer's options, and ``B`` one of kernel size
+    1. For another rank, `register` a subclass with its own ``name`` and ``rank``.
     """
 
     name: ClassVar[str] = "lora"
@@ -63,17 +60,11 @@ class LoRA(Blueprint):
     @torch.no_grad()
     def fold(self, host: nn.Module, name: str, weight: float) -> Folded:
         """Add the update to the layer's weight, as a new parameter."""
-        layer = host.get_submodule(name)
-        old = dict(layer.named_parameters(recurse=False)).get("weight")
-        if old is None:
-            raise ExportError(
-                f"the weight of {name!r} is now computed from other tensors, as by a weight norm or pruning added "
-                f"after {self.name!r} grew there, so nothing can be added to it: remove that before finalize()"
-            )
+        layer = require_wide_layer(host, name, self.name)
         # The matrix B A has one row per row of the weight, with the weight's other axes flattened.
+        old = layer.weight
         update = (self.outer.flatten(1) @ self.inner.flatten(1)).view_as(old)
-        merged = nn.Parameter(old + (weight * self.scale * update).to(old.dtype), old.requires_grad)
-        layer.register_parameter("weight", merged)
+        layer.weight = nn.Parameter(old + (weight * self.scale * update).to(old.dtype), old.requires_grad)
         return Folded.MERGED
 
     @classmethod
@@ -92,28 +83,18 @@ class LoRA(Blueprint):
         return super().supports(site) and _find_layer(site) is not None
 
 
-def _find_layer(site: Site) -> nn.Linear | nn.Conv1d | nn.Conv2d | None:
-    """The layer, if an update can be added to its weight; otherwise None.
-
-    Subclasses that override forward are not supported, nor are layers whose output is changed by a hook or by a forward
-    set on the instance, nor weights that are computed from other tensors (weight norm, pruning, parametrizations).
-    """
+def _find_layer(site: Site) -> WideLayer | None:
+    """The layer, if an update can be added to its weight, which no hook changes; otherwise None."""
     layer = None if site.layer is None or not site.layer.unaltered else site.layer.module
-    if not isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d):
+    if layer is None or not is_wide_layer(layer) or getattr(layer, "padding_mode", "zeros") != "zeros":
         return None
-    # The class's own forward and a weight that is a parameter; convolutions must be ungrouped and padded by zeros.
-    plain = any(type(layer).forward is kind.forward for kind in (nn.Linear, nn.Conv1d, nn.Conv2d))
-    if not plain or "weight" not in dict(layer.named_parameters(recurse=False)):
-        return None
-    if isinstance(layer, nn.Linear):
-        return layer
-    return layer if layer.groups == 1 and layer.padding_mode == "zeros" else None
+    return layer
 
 
-def _require_layer(site: Site) -> nn.Linear | nn.Conv1d | nn.Conv2d:
+def _require_layer(site: Site) -> WideLayer:
     layer = None if site.layer is None else site.layer.module
     # By now the weight may be computed from other tensors; its shape is still the same.
-    assert isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d), "call supports(site) first"
+    assert isinstance(layer, WideLayer), "call supports(site) first"
     return layer
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import cache
 from typing import Any, ClassVar, TypeGuard, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import skip_init  # pyright: ignore[reportUnknownVariableType]
+from torch.utils.hooks import RemovableHandle
 
 from esper.errors import ExportError, SlotError, did_you_mean
 from esper.growth.blueprints.registry import Blueprint, Context, Family, Folded, LayerCall, register, register_sizes
@@ -21,11 +22,9 @@ from esper.numerics.modules import Stackable, keep_generators, keep_modes
 
 _SHARE = 8
 """``units`` adds one unit for this many existing ones."""
-_FAR = 30.0
-"""Standard deviation of the noise with which hosts are compared, because clamps act only on large values."""
+_LARGEST = 60.0
+"""Largest standard deviation of the noise with which modules are compared."""
 _KINDS = (nn.Linear, nn.Conv1d, nn.Conv2d)
-_CLOSE = 1e-5
-"""Tolerance between two ways of computing the same values, relative to the largest value."""
 
 
 @register
@@ -33,15 +32,12 @@ class Units(Blueprint):
     """``s = W2' f(W1' x + b1')``: more units between two layers ``W2 f(W1 x + b1) + b2``; ``W2' = 0`` at birth.
 
     ``x`` is the input of the first layer, and ``f`` consists of copies of the host's modules between the two, such as
-    an activation and dropout. The layers are linear, or convolutions with the same options as the host's. When the
-    model is finalized, ``W1'`` and ``b1'`` become additional outputs of the first layer, and ``W2'`` additional inputs
-    of the second.
+    an activation and dropout. The layers are linear, or convolutions with the host's options. When the model is
+    finalized, ``W1'`` and ``b1'`` become outputs of the first layer, and ``W2'`` inputs of the second.
 
     Widening as in Net2Net (Chen et al. 2015, arXiv 1511.05641), with new units that contribute nothing at birth as in
     GradMax (Evci et al. 2022, arXiv 2201.05125), faded in by alpha. ``units_K`` adds K units; ``units`` adds an eighth
     of the existing number, at least 1.
-
-    Unlike other blueprints, it has dropout if the host has it at this place.
     """
 
     name: ClassVar[str] = "units"
@@ -78,22 +74,15 @@ class Units(Blueprint):
     @torch.no_grad()
     def fold(self, host: nn.Module, name: str, weight: float) -> Folded:
         """Add the units to the layers of the host."""
-        first, last = host.get_submodule(self._first_name), host.get_submodule(name)
-        for path, layer in ((self._first_name, first), (name, last)):
-            if not _is_wide_layer(layer):
-                raise ExportError(
-                    f"the weight of {path!r} is now computed from other tensors, as by a weight norm or pruning added "
-                    f"after {self.name!r} grew there, so no units can be added to it: remove that before finalize()"
-                )
-        assert isinstance(first, WideLayer)
-        assert isinstance(last, WideLayer)
+        first, last = (require_wide_layer(host, path, self.name) for path in (self._first_name, name))
         # Inputs that the first layer got from other units do not affect these ones.
         rows = self.first.weight.to(first.weight)
         padded = rows.new_zeros(len(rows), *first.weight.shape[1:])
         padded[:, : rows.shape[1]] = rows
         _set_weight(first, torch.cat([first.weight, padded]))
         if first.bias is not None and self.first.bias is not None:
-            _set_parameter(first, "bias", torch.cat([first.bias, self.first.bias.to(first.bias)]))
+            bias = torch.cat([first.bias, self.first.bias.to(first.bias)])
+            first.bias = nn.Parameter(bias, first.bias.requires_grad)
         _set_weight(last, torch.cat([last.weight, weight * self.last.weight.to(last.weight)], dim=1))
         return Folded.WIDENED
 
@@ -104,18 +93,17 @@ class Units(Blueprint):
 
     @classmethod
     def parameters_at(cls, site: Site) -> int:
-        hidden = _require_hidden(site)
         # One unit has a row and perhaps a bias of the first layer, and a column of the last one.
+        hidden = _require_hidden(site)
         one = hidden.first.weight[0].numel() + (hidden.first.bias is not None) + hidden.last.weight[:, 0].numel()
         return cls.count_units(site) * one
 
     @classmethod
     def flops_at(cls, site: Site) -> int:
-        hidden = _require_hidden(site)
         # One unit costs a row of the first layer at each of its positions, and a column of the last one at each output.
-        one = hidden.positions * hidden.first.weight[0].numel() + math.prod(
-            (*site.shape, *hidden.last.weight.shape[2:])
-        )
+        hidden = _require_hidden(site)
+        column = math.prod((*site.shape, *hidden.last.weight.shape[2:]))
+        one = hidden.positions * hidden.first.weight[0].numel() + column
         return 2 * cls.count_units(site) * one
 
     @classmethod
@@ -137,17 +125,12 @@ def _make_like(layer: nn.Module, inputs: int, outputs: int, bias: bool, generato
 
 
 def _set_weight(layer: WideLayer, weight: Tensor) -> None:
-    """Set a new weight ``[outputs, inputs, *kernel]``, and update the numbers of inputs and outputs of the layer."""
-    _set_parameter(layer, "weight", weight)
+    """Give a layer a new weight ``[outputs, inputs, *kernel]``; one that shares the old one keeps it."""
+    layer.weight = nn.Parameter(weight, layer.weight.requires_grad)
     if isinstance(layer, nn.Linear):
         layer.out_features, layer.in_features = weight.shape
     else:
         layer.out_channels, layer.in_channels = weight.shape[:2]
-
-
-def _set_parameter(module: nn.Module, name: str, values: Tensor) -> None:
-    """Replace a parameter by a new one; a module that shares the old one keeps it."""
-    module.register_parameter(name, nn.Parameter(values, module.get_parameter(name).requires_grad))
 
 
 @cache
@@ -170,16 +153,11 @@ register_sizes(Units.name, make_size)
 
 
 def find_hidden(host: nn.Module, names: Sequence[str], run: Callable[[], object]) -> Hidden:
-    """The hidden units between the layers ``names[0]`` and ``names[-1]``.
+    """The hidden units between the layers ``names[0]`` and ``names[-1]``, with the modules between them in order.
 
-    The modules between them are named, and one comparison far from zero shows that these act on each unit alone, and
-    that nothing else lies between: the first layer returns noise, and the last layer gets what the modules make of it,
-    as they do for a part of more units.
-
-    Args:
-        host: Any module.
-        names: Names of the first layer, of the modules between in the order of their calls, and of the last layer.
-        run: Calls the host with its example input.
+    One comparison shows that these modules act on each unit alone, and that nothing else lies between: if the first
+    layer returns noise, the last one gets what they make of these units among others. ``run`` calls the host with its
+    example input.
     """
     modules = dict(list_named_modules(host, remove_duplicate=False))
     for name in names:
@@ -187,15 +165,19 @@ def find_hidden(host: nn.Module, names: Sequence[str], run: Callable[[], object]
             raise SlotError(f"the host has no submodule {name!r}{did_you_mean(name, modules) or ''}")
     first, *between, last = (modules[name] for name in names)
     described = [f"{name!r} ({type(modules[name]).__name__})" for name in names]
-    refuse = partial(_refuse, names)
-    if not _is_wide_layer(first) or not _is_wide_layer(last):
+
+    def refuse(problem: str) -> SlotError:
+        return SlotError(f"no units can be added between {names[0]!r} and {names[-1]!r}: {problem}")
+
+    if not is_wide_layer(first) or not is_wide_layer(last):
         raise refuse(
-            f"{described[-1] if _is_wide_layer(first) else described[0]} is no plain linear layer or convolution "
+            f"{described[-1] if is_wide_layer(first) else described[0]} is not a plain linear layer or convolution "
             "(groups=1) with a weight and a bias of its own"
         )
+    otherwise = "let another blueprint, such as 'mlp', grow behind the last layer instead"
     for part, what in zip(between, described[1:], strict=False):
         if [*part.parameters(), *part.buffers()]:
-            raise refuse(f"{what} has parameters or buffers, as norms and gates have: {_OTHERWISE}")
+            raise refuse(f"{what} has parameters or buffers, as norms and gates have: {otherwise}")
     # The unchanged call.
     calls: list[tuple[nn.Module, Tensor, Tensor, Tensor]] = []
     """Layers, their inputs, copies of these, and copies of the outputs."""
@@ -211,16 +193,21 @@ def find_hidden(host: nn.Module, names: Sequence[str], run: Callable[[], object]
             raise refuse("the input of the first layer is changed in place before the last one runs")
         calls.append((layer, inputs, inputs.clone(), output.clone()))
 
-    handles = [layer.register_forward_hook(record, with_kwargs=True) for layer in (first, last)]
-    returned = _run_in_eval(host, run, handles)
+    returned = _run_with_hooks(
+        host, run, [layer.register_forward_hook(record, with_kwargs=True) for layer in (first, last)]
+    )
     if [layer for layer, *_ in calls] != [first, last]:
         raise refuse(f"{described[0]} and {described[-1]} have to be called once each in a forward pass, in this order")
     (_, _, source, made), (_, _, read, _) = calls
-    # With noise as the first layer's output, for some of more units, while the last layer gets its former input.
-    axis, width = find_channel_axis(first), first.weight.shape[0]
+    # The first layer returns noise for some of more units, while the last layer gets its former input.
+    axis, width = find_channel_axis(first) % made.dim(), first.weight.shape[0]
+    if axis != find_channel_axis(last) % read.dim():
+        raise refuse("one of them has its channels last, and the other behind the batch")
     shape = list(made.shape)
     shape[axis] = 2 * width + 5
-    more = (_FAR * torch.randn(shape, generator=torch.Generator().manual_seed(0))).to(made)
+    generator = torch.Generator().manual_seed(0)
+    scale = _LARGEST * torch.rand(shape, generator=generator) ** 4  # of any size, as clamps act on large values only
+    more = (scale * torch.randn(shape, generator=generator)).to(made)
     some = torch.arange(1, 2 * width, 2, device=made.device)
     noise = more.index_select(axis, some)
     read_noise: list[Tensor] = []
@@ -232,42 +219,31 @@ def find_hidden(host: nn.Module, names: Sequence[str], run: Callable[[], object]
         read_noise.append(arguments[0].clone())
         return read.clone()
 
-    handles = [first.register_forward_hook(make_noise), last.register_forward_pre_hook(read_former)]
-    others = _run_in_eval(host, run, handles)
+    hooks = [first.register_forward_hook(make_noise), last.register_forward_pre_hook(read_former)]
+    others = _run_with_hooks(host, run, hooks)
     if len(returned) != len(others) or not all(map(_is_close, others, returned)):
         raise refuse("what the first layer returns is used elsewhere, too")
-    # The same by the modules between, for these units and for more, and for the values of the example.
+    # The modules between have to make of more units, for some of them, what the last layer got.
     with keep_modes(host), keep_generators(host), torch.no_grad():
         host.eval()
-        values = made, noise, more
-        for part, what in zip(between, described[1:], strict=False):
-            try:
-                values = tuple(part(value.clone()) for value in values)  # it may work in place
-                acts_alone = _is_close(values[2].index_select(axis, some), values[1])
-            except (RuntimeError, ValueError, TypeError, IndexError, AttributeError):  # it is for a number of units
-                acts_alone = False
-            if not acts_alone:
-                raise refuse(f"{what} mixes units, where only activations, dropout and pooling may be: {_OTHERWISE}")
-    if not (_is_close(values[0], read) and _is_close(values[1], read_noise[0])):
-        shown = ", ".join(described[1:-1]) or "nothing"
+        try:
+            values = more
+            for part in between:
+                values = part(values.clone())  # it may work in place
+            acts_alone = _is_close(values.index_select(axis, some), read_noise[0])
+        except (RuntimeError, ValueError, TypeError, IndexError, AttributeError):  # one is for a number of units
+            acts_alone = False
+    if not acts_alone:
         raise refuse(
-            f"{shown} is named between them, and more lies there: name all modules in the order of their calls, as in "
-            "('fc1', 'act', 'fc2'), and make each function, such as F.relu, a module that is called, such as "
-            f"nn.ReLU(). If outputs of two layers are multiplied, {_OTHERWISE}"
+            f"{', '.join(described[1:-1]) or 'nothing'} is named between them, and more lies there or units are mixed: "
+            "name all modules in the order of their calls, as in ('fc1', 'act', 'fc2'), and make each function, such "
+            "as F.relu, a module that is called, such as nn.ReLU(). Where outputs of two layers are multiplied, or "
+            f"units normalised, {otherwise}"
         )
-    if axis != find_channel_axis(last) and read.dim() > 2:
-        raise refuse("one of them has its channels last, and the other behind the batch")
     return Hidden(tuple(names), first, tuple(between), last, made[0].numel() // width, tuple(source.shape[1:]))
 
 
-_OTHERWISE = "let another blueprint, such as 'mlp', grow behind the last layer instead"
-
-
-def _refuse(names: Sequence[str], problem: str) -> SlotError:
-    return SlotError(f"no units can be added between {names[0]!r} and {names[-1]!r}: {problem}")
-
-
-def _is_wide_layer(module: nn.Module) -> TypeGuard[WideLayer]:
+def is_wide_layer(module: nn.Module) -> TypeGuard[WideLayer]:
     """Whether a module is a linear layer or an ungrouped convolution whose weight can get more rows and columns.
 
     The result is False for subclasses that override forward, unless they are `Stackable`, and for weights and biases
@@ -277,6 +253,17 @@ def _is_wide_layer(module: nn.Module) -> TypeGuard[WideLayer]:
         return False
     parameters = dict(module.named_parameters(recurse=False))
     return parameters.keys() == {"weight"} | ({"bias"} if module.bias is not None else set())
+
+
+def require_wide_layer(host: nn.Module, path: str, blueprint: str) -> WideLayer:
+    """The submodule ``path`` of a plain host, if something can be added to its weight."""
+    layer = host.get_submodule(path)
+    if not is_wide_layer(layer):
+        raise ExportError(
+            f"the weight of {path!r} is now computed from other tensors, as by a weight norm or pruning added after "
+            f"{blueprint!r} grew there, so nothing can be added to it: remove that before finalize()"
+        )
+    return layer
 
 
 def _find_plain_forward(layer: nn.Module) -> Callable[..., Any] | None:
@@ -295,30 +282,26 @@ def is_unaltered(layer: nn.Module, call: LayerCall, output: Any) -> bool:
     if not isinstance(output, Tensor):
         return False
     expected, output = (pad_nested(values) if values.is_nested else values for values in (expected, output))
-    if (expected.shape, expected.dtype) != (output.shape, output.dtype):
-        return False
-    if expected.is_meta:  # no values to compare
-        return True
-    return torch.allclose(expected, output, rtol=0.01, atol=0.01 * float(expected.abs().max()), equal_nan=True)
+    return expected.is_meta or _is_close(output, expected, tolerance=0.01)
 
 
-def _run_in_eval(host: nn.Module, run: Callable[[], object], handles: Sequence[Any]) -> list[Tensor]:
+def _run_with_hooks(host: nn.Module, run: Callable[[], object], hooks: Sequence[RemovableHandle]) -> list[Tensor]:
     """The tensors that the host returns in evaluation mode; removes the hooks."""
     try:
         with keep_modes(host), keep_generators(host), torch.no_grad():
             host.eval()
             return [tensor.clone() for tensor in find_tensors(run())]
     finally:
-        for handle in handles:
-            handle.remove()
+        for hook in hooks:
+            hook.remove()
 
 
-def _is_close(values: Tensor, expected: Tensor) -> bool:
-    """Whether two results are equal up to rounding; infinite values must be the same."""
+def _is_close(values: Tensor, expected: Tensor, tolerance: float = 1e-5) -> bool:
+    """Whether two results are equal up to rounding, relative to the largest value; infinite values must be the same."""
     if (values.shape, values.dtype) != (expected.shape, expected.dtype):
         return False
     if not expected.is_floating_point():
         return torch.equal(values, expected)
-    finite = expected[expected.isfinite()].abs()
-    tolerance = max(_CLOSE, 4 * torch.finfo(expected.dtype).eps) * (float(finite.max()) if len(finite) else 0.0)
-    return torch.allclose(values, expected, rtol=0, atol=tolerance, equal_nan=True)
+    largest = expected[expected.isfinite()].abs().amax() if expected.isfinite().any() else 0.0
+    bound = max(tolerance, 4 * torch.finfo(expected.dtype).eps) * float(largest)
+    return torch.allclose(values, expected, rtol=0, atol=bound, equal_nan=True)
