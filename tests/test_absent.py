@@ -39,11 +39,3 @@ def named(tree: ast.AST) -> Iterator[str]:
 def test_what_defects_were_made_of_is_nowhere_in_the_code(name: str):
     found = [path.name for path in SOURCES if name in named(ast.parse(path.read_text()))]
     assert found == []
-
-
-def test_it_would_be_found():
-    program = "torch.cuda.Stream(); amp.GradScaler(); net._orig_mod; 'v' in locals(); device.startswith('cuda')"
-    assert {"call Stream", "call GradScaler", "_orig_mod", "locals", "startswith cuda"} <= set(
-        named(ast.parse(program))
-    )
-    assert len(SOURCES) > 100

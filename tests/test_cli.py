@@ -1,6 +1,7 @@
 """The command line: what is run, what is printed, and how it ends."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -9,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-import esper
 from esper import __version__
 from esper.cli import COMMANDS, Command, main
 from esper.commands.options import Overrides
@@ -118,14 +118,6 @@ def test_the_version(capsys: pytest.CaptureFixture[str]):
     assert capsys.readouterr().out == f"esper {__version__}\n"
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
-def test_every_command_explains_itself(command: Command, capsys: pytest.CaptureFixture[str]):
-    with pytest.raises(SystemExit) as exit_:
-        main([*command.name.split(), "--help"])
-    assert exit_.value.code == 0
-    assert f"usage: esper {command.name}" in capsys.readouterr().out
-
-
 def test_help_does_not_import_torch():
     script = "import sys; from esper.cli import main; main(['--help']); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False, capture_output=True).returncode == 0
@@ -139,13 +131,11 @@ def test_python_m_esper_is_the_command():
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
 def test_help_shows_what_to_write_and_nothing_of_types(command: Command, capsys: pytest.CaptureFixture[str]):
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit) as exit_:
         main([*command.name.split(), "--help"])
+    assert exit_.value.code == 0
     printed = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert f"usage: esper {command.name}" in printed
     assert "--help" in printed
     assert "None}" not in printed
-    assert "default: None" not in printed
-
-
-def test_the_package_lists_its_names():
-    assert set(esper.__all__) <= set(dir(esper))
+    assert not re.search(r"\(default:\s*(None)?\s*\)", printed)

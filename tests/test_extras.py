@@ -1,6 +1,5 @@
 """Whoever lacks an optional part is told in one sentence how to install it, from where this Esper came."""
 
-import ast
 import importlib
 import json
 import sys
@@ -11,12 +10,9 @@ from typing import Any
 
 import pytest
 
-import esper
 from esper import extras
 from esper.errors import ConfigError, ExportError
-from esper.runs import loggers
 
-SOURCES = sorted(Path(esper.__file__).parent.rglob("*.py"))
 DEVELOPERS = {"dev", "docs", "oracles"}
 EXTRAS = sorted(extras.EXTRAS)
 ORIGINS: dict[str, tuple[dict[str, Any], str]] = {
@@ -26,8 +22,6 @@ ORIGINS: dict[str, tuple[dict[str, Any], str]] = {
     "git": ({"url": "https://e.org/e", "vcs_info": {"vcs": "git"}}, "'esper-growth[{}] @ git+https://e.org/e'"),
     "index": ({}, "'esper-growth[{}]'"),
 }
-ASKING = {"require_extra": 0, "describe_missing": 0}
-"""Which argument of these calls is an extra."""
 
 
 class Installed(Distribution):
@@ -73,24 +67,6 @@ def test_of_a_checkout_that_is_not_installed_too(extra: str, monkeypatch: pytest
 
 def test_what_is_there_is_not_asked_for() -> None:
     extras.require_extra("ui", "this", "json", "sys")
-
-
-@pytest.mark.landing
-def test_nobody_words_such_a_hint_on_his_own() -> None:
-    """And every extra that exists is asked for somewhere."""
-    asked = set(loggers.LIBRARIES)  # each logger asks for the extra of its name
-    for path in SOURCES:
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and path.name != "extras.py":
-                assert "pip install 'esper" not in node.value, path
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ASKING:
-                place = ASKING[node.func.id]
-                asked.update(
-                    one.value
-                    for one in node.args[place : place + 1]
-                    if isinstance(one, ast.Constant) and isinstance(one.value, str)
-                )
-    assert asked & set(EXTRAS) == set(EXTRAS)
 
 
 @pytest.mark.parametrize(

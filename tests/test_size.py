@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import pytest
-
 from tools import size
 
 CODE = '''"""Two lines
@@ -55,19 +53,3 @@ def test_figures_of_a_folder(tmp_path: Path) -> None:
         "imports": 4 / CODE.count("\n"),
         "comments": 100 / 17,  # one in 17 lines of code
     }
-
-
-def test_rooms_and_folders_are_rows(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    own, other = tmp_path / "own", tmp_path / "other"  # instead of all of src, which takes half a minute
-    for path in (other / "code.py", own / "growth" / "slot.py", own / "engine" / "engine.py", own / "errors.py"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(CODE)
-    monkeypatch.setattr(size, "SOURCE", own)
-    assert size.main(["--compare", str(other)]) == 0
-    head, *rows = capsys.readouterr().out.splitlines()
-    assert all(name in head for name in size.FIGURES)
-    assert len(rows) == len(size.ROOMS) + 3  # the ground, all of src, and the folder
-    assert rows[0].startswith("growth ")
-    assert rows[-1].split()[1:4] == ["1", str(CODE.count("\n")), str(len(CODE))]

@@ -1,14 +1,13 @@
 """The `esper` command.
 
-One line in `COMMANDS` adds a command. Its target is a function: tyro turns its signature into options and its docstring
-into the help, and it may return an exit code. A target is imported only when its command runs, so `esper --help` does
-not wait for torch, and needs no extra.
+tyro turns the signature of a command's function into options, and its docstring into the help. It may return an exit
+code. It is imported only when its command runs, so `esper --help` does not wait for torch, and needs no extra.
 """
 
-import importlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pkgutil import resolve_name
 
 from esper import __version__
 from esper.errors import ConfigError, EsperError, did_you_mean
@@ -16,25 +15,18 @@ from esper.extras import EXTRAS, require_extra
 from esper.signals import raise_terminated
 from esper.tasks.suite_files import allow_files
 
-EXIT_OK = 0
-EXIT_ERROR = 2
-EXIT_INTERRUPTED = 130
+EXIT_OK, EXIT_ERROR, EXIT_INTERRUPTED = 0, 2, 130
 
 
 @dataclass(frozen=True)
 class Command:
-    """A command: its name, for instance `bench suite`; its function as `module:name`; one line of help."""
+    """A command: its name, for instance `bench suite`; its function as `module:name`; a line of help."""
 
     name: str
     target: str
     help: str
     ends: bool = True
     """Whether it computes something and ends; one that serves until it is stopped reports no progress."""
-
-    def load(self) -> Callable[..., int | None]:
-        """Import the function."""
-        module, _, function = self.target.partition(":")
-        return getattr(importlib.import_module(module), function)
 
 
 COMMANDS = (
@@ -74,7 +66,8 @@ def _dispatch(arguments: list[str], commands: Sequence[Command]) -> int:
             from esper.commands.options import run_command  # noqa: PLC0415 (needs the extra)
 
             allow_files(arguments)
-            code = run_command(command.load(), f"esper {command.name}", arguments[len(name) :], command.ends)
+            function = resolve_name(command.target)
+            code = run_command(function, f"esper {command.name}", arguments[len(name) :], command.ends)
             return EXIT_OK if code is None else code
     if arguments == ["--version"]:
         sys.stdout.write(f"esper {__version__}\n")

@@ -1,8 +1,4 @@
-"""The errors that Esper raises on purpose, and suggestions for misspelt names.
-
-The command line prints such an error on stderr, without a traceback, and exits with code 2. So each message says what
-was wrong, where, and what to do about it.
-"""
+"""The errors that Esper raises on purpose, each of which says what was wrong, where, and what to do about it."""
 
 import difflib
 from collections.abc import Callable, Iterable
@@ -91,18 +87,12 @@ def escape_unprintable(text: str) -> str:
 def did_you_mean(
     name: str, candidates: Iterable[str], *, spell: Callable[[str], str] = repr, limit: int = 3, separator: str = ";"
 ) -> str:
-    """``; did you mean 'a' or 'b'?`` with the candidates closest to ``name``; an empty string if none is close.
-
-    At most ``limit`` names are suggested, each formatted by ``spell``. The hint starts with ``separator``.
-    """
+    """``; did you mean 'a' or 'b'?`` with the candidates closest to ``name``; empty if none is close."""
     near = difflib.get_close_matches(name, [candidate for candidate in candidates if candidate], n=limit)
     return f"{separator} did you mean {' or '.join(map(spell, near))}?" if near else ""
 
 
 def plural(number: float, noun: str, nouns: str = "") -> str:
-    """A number with its noun, in the plural unless the number is one: ``1 run``, ``2,000 runs``, ``0 families``.
-
-    ``nouns`` is the plural; by default it is the noun with an s. Numbers are rounded to integers.
-    """
+    """A rounded number with its noun, in the plural (by default with an s) unless it is one: ``2,000 runs``."""
     amount = f"{number:,.0f}"
     return f"{amount} {noun if amount == '1' else nouns or noun + 's'}"

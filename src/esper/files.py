@@ -25,22 +25,15 @@ LONGEST_WAIT = 600.0
 _POLL_SECONDS = 0.01
 
 
-class _LockedFolders(threading.local):
-    """The folders that this thread has locked, by device and inode."""
-
-    def __init__(self) -> None:
-        self.identities: set[tuple[int, int]] = set()
-
-
-_locked = _LockedFolders()
+_locked = threading.local()
+"""Has ``folders``: those that this thread has locked, by device and inode."""
 
 
 @contextmanager
 def lock_folder(folder: Path) -> Generator[None]:
     """Context manager within which no other thread or process writes into ``folder`` by the functions of this module.
 
-    Files that must agree are written, and outdated ones deleted, within one such context. Contexts may be nested. On a
-    file system without locks, no lock is taken.
+    Contexts may be nested. On a file system without locks, no lock is taken.
     """
     descriptors: list[int] = []
     try:
@@ -48,7 +41,8 @@ def lock_folder(folder: Path) -> Generator[None]:
             descriptors.append(os.open(folder, os.O_RDONLY | os.O_DIRECTORY))
             status = os.fstat(descriptors[0])
             identity = (status.st_dev, status.st_ino)
-            outermost = identity not in _locked.identities
+            locked: set[tuple[int, int]] = vars(_locked).setdefault("folders", set())
+            outermost = identity not in locked
             if outermost:
                 try:
                     _wait_for_lock(descriptors[0], folder)
@@ -64,11 +58,11 @@ def lock_folder(folder: Path) -> Generator[None]:
         if not outermost:
             yield
             return
-        _locked.identities.add(identity)
+        locked.add(identity)
         try:
             yield
         finally:
-            _locked.identities.remove(identity)
+            locked.remove(identity)
             # Closing is not enough if a process was forked meanwhile, which has the same descriptor.
             with suppress(OSError):
                 fcntl.flock(descriptors[-1], fcntl.LOCK_UN)
@@ -111,7 +105,7 @@ def move_durably(source: Path, path: Path) -> None:
 
 @contextmanager
 def replace_file(path: Path) -> Generator[Path]:
-    """Context manager of a temporary path beside `path`. What is written there replaces `path` at the end, in one step.
+    """Context manager of a temporary path beside `path`, of which what is there at the end replaces `path` in one step.
 
     The caller syncs the content to disk.
     """

@@ -183,13 +183,6 @@ def test_evaluation_prints_a_line_for_machines(run: Path, capsys: Capture):
     assert 0 <= other["probability_of_improvement"] <= 1
 
 
-def test_the_report_can_be_written_anew(run: Path, capsys: Capture):
-    (run / "report.html").unlink()
-    assert main(["report", str(run)]) == 0
-    assert capsys.readouterr().out == f"report: {run / 'report.html'}\n"
-    assert (run / "report.html").exists()
-
-
 def refused(words: list[str], capsys: Capture) -> str:
     """The one sentence that a mistake ends in."""
     capsys.readouterr()
@@ -199,22 +192,6 @@ def refused(words: list[str], capsys: Capture) -> str:
     assert len(lines) == 1, captured.err
     assert lines[0].startswith("error: ")
     return lines[0].removeprefix("error: ")
-
-
-@pytest.mark.parametrize(
-    ("command", "foreign"),
-    [
-        (["train", "--resume"], "is not a run, it has no run.db"),
-        (["evaluate"], "is not a run, it has no run.db"),
-        (["report"], "is neither a run nor a comparison"),
-    ],
-)
-def test_missing_and_foreign_run_directories(command: list[str], foreign: str, tmp_path: Path, capsys: Capture):
-    assert "no run at" in refused([*command, str(tmp_path / "nowhere")], capsys)
-    (tmp_path / "config.yaml").touch()
-    assert foreign in refused([*command, str(tmp_path)], capsys)
-    (tmp_path / "run.db").write_bytes(b"something else" * 100)
-    assert "run store" in refused(["report", str(tmp_path)], capsys)
 
 
 @pytest.mark.parametrize("command", [["train", "--resume"], ["evaluate"]])
@@ -248,10 +225,6 @@ def test_settings_that_cannot_be(override: str, sentence: str, tmp_path: Path, c
     words = ["train", "--run-dir", str(tmp_path / "run"), "--set", override]
     assert sentence in refused(words, capsys)
     assert not (tmp_path / "run").exists()
-
-
-def test_a_missing_configuration_file(tmp_path: Path, capsys: Capture):
-    assert "cannot read the configuration" in refused(["train", "--config", str(tmp_path / "none.yaml")], capsys)
 
 
 def test_a_directory_in_use(run: Path, capsys: Capture):
@@ -306,10 +279,6 @@ def test_a_controller_plays_the_families_and_instances_that_are_asked_for(capsys
 )
 def test_what_cannot_be_evaluated_is_refused(words: list[str], message: str, run: Path, capsys: Capture):
     assert message in refused(["evaluate", *(str(run) if word == "RUN" else word for word in words)], capsys)
-
-
-def test_too_few_instances(run: Path, capsys: Capture):
-    assert "give at least 2" in refused(["evaluate", str(run), "--instances", "1"], capsys)
 
 
 def test_a_missing_device_is_found_before_there_is_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

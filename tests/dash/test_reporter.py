@@ -36,12 +36,12 @@ class FakeClock(Clock):
         end = self._moment + seconds
         with self._changed:
             while True:
-                assert self._changed.wait_for(lambda: self._waits_until > self._moment, 10)
+                assert self._changed.wait_for(lambda: self._waits_until > self._moment, 60)
                 self._moment = min(end, self._waits_until)
                 self._changed.notify_all()
                 if self._moment < self._waits_until:
                     return
-                assert self._changed.wait_for(lambda: self._waits_until > self._moment, 10)
+                assert self._changed.wait_for(lambda: self._waits_until > self._moment, 60)
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ def test_a_terminal_has_a_bar_and_no_lines(clock: FakeClock, output: io.StringIO
 def test_a_phase_without_a_command_line_reports_by_itself(output: io.StringIO, console: Console):
     with report_progress(console, "playing", 2) as progress:
         progress.update(1)
-        assert progress.describe_progress().startswith("playing: 1 of 2 done, 0:00 elapsed, about 0:00 left")
+        assert progress.describe_progress().startswith("playing: 1 of 2 done, ")
     assert output.getvalue() == ""
 
 

@@ -45,9 +45,8 @@ def count_flops(
 ) -> FlopCount:
     """Count the FLOPs of a forward pass in training mode and in evaluation mode, and return the larger ones.
 
-    Some networks skip layers at random in training mode, and some have outputs that only training needs. What needs
-    more than its inputs in training mode, and so raises an error, is counted in evaluation mode alone. Modes, buffers
-    and torch's random generators are restored.
+    Some networks skip layers at random in training mode, and some have outputs that only training needs. What raises an
+    error in training mode is counted in evaluation mode alone. Modes, buffers and random generators are restored.
 
     Args:
         network: Any module.
@@ -112,8 +111,7 @@ def _count_pass(run: Callable[[], object], parts: Mapping[str, nn.Module]) -> Fl
     return FlopCount(counter.get_total_flops(), flops, recorder.describe())
 
 
-# Formulas -------------------------------------------------------------------------------------------------------------
-# Arguments are those of the operation, with shapes in place of tensors.
+# Formulas of an operation's arguments, with shapes in place of tensors.
 
 _Shape = Sequence[int]
 
@@ -121,10 +119,6 @@ _Shape = Sequence[int]
 def _count_products(left: _Shape, right: _Shape, *_: Any, **__: Any) -> int:
     """``left @ right`` of vectors, matrices or batches of matrices, also if only groups of rows meet each matrix."""
     return 2 * math.prod(left) * (right[-1] if len(right) > 1 else 1)
-
-
-def _count_added_products(_: _Shape, left: _Shape, right: _Shape, *__: Any, **___: Any) -> int:
-    return _count_products(left, right)
 
 
 def _count_bilinear(left: _Shape, weight: _Shape, *_: Any, **__: Any) -> int:
@@ -138,21 +132,9 @@ def _count_attention(queries: _Shape, keys: _Shape, values: _Shape, *_: Any, **_
     return 2 * math.prod(queries[:-1]) * keys[-2] * (queries[-1] + values[-1])
 
 
-def _count_recurrent(inputs: _Shape, *weights: _Shape) -> int:
+def _count_recurrent(inputs: _Shape, weights: Sequence[_Shape]) -> int:
     """Every weight of a recurrent layer is multiplied once by a vector of each token of ``inputs [..., D]``."""
     return 2 * math.prod(inputs[:-1]) * sum(math.prod(weight) for weight in weights if len(weight) == 2)
-
-
-def _count_layer_by_onednn(inputs: _Shape, *weights: Any, **_: Any) -> int:
-    return _count_recurrent(inputs, *weights[:2])
-
-
-def _count_recurrent_on_gpu(inputs: _Shape, weights: Sequence[_Shape], *_: Any, **__: Any) -> int:
-    return _count_recurrent(inputs, *weights)
-
-
-def _count_lstm_by_metal(inputs: _Shape, _: Any, weights: Sequence[_Shape], *__: Any, **___: Any) -> int:
-    return _count_recurrent(inputs, *weights)
 
 
 def _count_transform(values: _Shape, axes: Sequence[int], *_: Any, out_shape: _Shape, **__: Any) -> int:
@@ -168,42 +150,35 @@ def _count_transform(values: _Shape, axes: Sequence[int], *_: Any, out_shape: _S
 
 _FORMULAS: Mapping[Any, Callable[..., int]] = {
     getattr(torch.ops.aten, operation): formula
-    for formula, operations in {
-        _count_products: ("dot", "vdot", "mv", "_int_mm", "_grouped_mm"),
-        _count_added_products: ("addmv", "addmv_", "addbmm", "addmm_", "baddbmm_"),
-        _count_bilinear: ("_trilinear",),
+    for operations, formula in (
+        ("dot vdot mv _int_mm _grouped_mm", _count_products),
+        ("addmv addmv_ addbmm addmm_ baddbmm_", lambda _, *products, **__: _count_products(*products)),
+        ("_trilinear", _count_bilinear),
         # Attention on CPUs and by Metal; torch counts that of CUDA.
-        _count_attention: ("_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_attention_math_for_mps"),
-        # Recurrent layers where they are one operation.
-        _count_layer_by_onednn: ("mkldnn_rnn_layer",),
-        _count_recurrent_on_gpu: ("_cudnn_rnn", "miopen_rnn"),
-        _count_lstm_by_metal: ("_lstm_mps",),
-        _count_transform: ("_fft_c2c", "_fft_r2c", "_fft_c2r"),
-    }.items()
-    for operation in operations
+        ("_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_attention_math_for_mps", _count_attention),
+        # Recurrent layers where they are one operation: by oneDNN, on GPUs and by Metal.
+        ("mkldnn_rnn_layer", lambda inputs, *weights, **_: _count_recurrent(inputs, weights[:2])),
+        ("_cudnn_rnn miopen_rnn", lambda inputs, weights, *_, **__: _count_recurrent(inputs, weights)),
+        ("_lstm_mps", lambda inputs, _, weights, *__, **___: _count_recurrent(inputs, weights)),
+        ("_fft_c2c _fft_r2c _fft_c2r", _count_transform),
+    )
+    for operation in operations.split()
 }
 
 
-# What has no formula --------------------------------------------------------------------------------------------------
+# What has no formula.
 
 _MULTIPLYING = re.compile(
     r".*mm|.*mv|v?dot|linear|conv(?!ert).*|attention|encoder|rnn|lstm|gru|linalg|eigh?|svd|qr|lstsq|"
     r"cholesky|geqrf|ormqr|.*solve"
 )
 """Words in the names of torch's operations that are made of products."""
-_FREE = frozenset(
-    {
-        "linalg_vector_norm",
-        "linalg__powsum",
-        "linalg_cross",
-        "_linalg_check_errors",
-        "_cudnn_rnn_flatten_weight",
-        "_thnn_fused_lstm_cell",
-        "_thnn_fused_gru_cell",
-    }
+_FREE = (
+    *("linalg_vector_norm", "linalg__powsum", "linalg_cross", "_linalg_check_errors", "_cudnn_rnn_flatten_weight"),
+    *("_thnn_fused_lstm_cell", "_thnn_fused_gru_cell"),
 )
 """Operations that have such a word, and do but elementwise work or reductions."""
-_PLAIN_LIBRARIES = frozenset({"aten", "prim", "prims", "profiler", "torchvision", "c10d", "_c10d_functional"})
+_PLAIN_LIBRARIES = ("aten", "prim", "prims", "profiler", "torchvision", "c10d", "_c10d_functional")
 """Libraries of operations whose names say whether they are made of products. Any operation of others may be."""
 _SHOWN = 4
 

@@ -1,7 +1,6 @@
-"""Random streams: generators by key, and the register of the numbers that tell streams of one random seed apart.
+"""Random generators by key: a random seed, further numbers such as that of an iteration, and a `Stream`.
 
-A key is a random seed, further numbers such as that of an iteration, and a `Stream`. Equal keys give equal draws,
-different keys independent ones. So no draw depends on other draws or on their order.
+Equal keys give equal draws, different keys independent ones. So no draw depends on other draws or on their order.
 """
 
 from __future__ import annotations
@@ -19,11 +18,10 @@ class Stream(IntEnum):
     """What is drawn. A number never changes, since recorded results depend on it."""
 
     TRAINING_INSTANCES = 1
-    """The instances of an iteration: (seed, iteration, stream); where suites are mixed, (seed, iteration, shard,
-    stream)."""
+    """Of an iteration: (seed, iteration, stream); where suites are mixed, (seed, iteration, shard, stream)."""
     SHUFFLED_EVALUATION = 1
-    """Whose actions are played on which instance of an evaluation: (seed, stream of its instances, stream). It shares
-    the number of `TRAINING_INSTANCES`, and so the keys of iterations 4 and 5; recorded results depend on that."""
+    """Whose actions are played on which instance of an evaluation: (seed, stream of its instances, stream). It has the
+    keys of training instances of iterations 4 and 5; recorded results depend on that."""
     ACTIONS = 2
     """Actions of the policy in training: (seed, iteration, environment, stream)."""
     PROBE_INSTANCES = 3
