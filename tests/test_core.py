@@ -110,7 +110,7 @@ def test_a_learned_controller_without_the_extra_is_one_sentence(monkeypatch: pyt
     monkeypatch.setattr(config, "open_policy", lambda *_: None)
     monkeypatch.setitem(sys.modules, "yaml", None)
     with pytest.raises(ConfigError, match=r"^controller 'mine', which is the run of a training, needs yaml: pip inst"):
-        config.choose_controller("mine", None, None, None)
+        config.choose_controller("mine", None, None, None, None)
 
 
 @pytest.mark.landing

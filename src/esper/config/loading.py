@@ -157,11 +157,11 @@ def put_value(model: type[Settings], values: dict[str, Any], key: str, value: An
     prefix = ""
     for part in parts[:-1]:
         is_field, inner = any(part in holder.model_fields for holder in models), _find_models_below(models, part)
-        below = {} if values.get(part) is None else values[part]
+        below: Any = {} if values.get(part) is None else values[part]
         if not isinstance(below, dict) or (is_field and not inner):
             raise ConfigError(f"{source}: `{prefix}{part}` is a value, it has no keys below it; give it whole")
         # A copy, because YAML aliases share one mapping between several keys.
-        values[part] = dict(cast("dict[str, Any]", below))
+        values[part] = dict(below)
         models, values, prefix = inner, values[part], f"{prefix}{part}."
     _put(models, values, parts[-1], value)
 

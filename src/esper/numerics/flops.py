@@ -116,18 +116,18 @@ def _count_pass(run: Callable[[], object], parts: Mapping[str, nn.Module]) -> Fl
 _Shape = Sequence[int]
 
 
-def _count_products(left: _Shape, right: _Shape, *_: Any, **__: Any) -> int:
+def _count_products(left: _Shape, right: _Shape) -> int:
     """``left @ right`` of vectors, matrices or batches of matrices, also if only groups of rows meet each matrix."""
     return 2 * math.prod(left) * (right[-1] if len(right) > 1 else 1)
 
 
-def _count_bilinear(left: _Shape, weight: _Shape, *_: Any, **__: Any) -> int:
+def _count_bilinear(left: _Shape, weight: _Shape) -> int:
     """``left W_o right`` for each output o, from left to right; the weight is ``[outputs, lefts, rights]``."""
     outputs, lefts, rights = weight
     return 2 * math.prod(left[:-1]) * outputs * (lefts + 1) * rights
 
 
-def _count_attention(queries: _Shape, keys: _Shape, values: _Shape, *_: Any, **__: Any) -> int:
+def _count_attention(queries: _Shape, keys: _Shape, values: _Shape) -> int:
     """Of queries ``[..., T, K]``, keys ``[..., S, K]`` and values ``[..., S, V]``, masked or not."""
     return 2 * math.prod(queries[:-1]) * keys[-2] * (queries[-1] + values[-1])
 
@@ -148,18 +148,30 @@ def _count_transform(values: _Shape, axes: Sequence[int], *_: Any, out_shape: _S
     return round(complex_flops if tuple(values) == tuple(out_shape) else complex_flops / 2)
 
 
+def _of(formula: Callable[..., int], *places: int | slice) -> Callable[..., int]:
+    """The formula of an operation's arguments at these places."""
+
+    def count(*arguments: Any, **_: Any) -> int:
+        return formula(*(arguments[place] for place in places))
+
+    return count
+
+
 _FORMULAS: Mapping[Any, Callable[..., int]] = {
     getattr(torch.ops.aten, operation): formula
     for operations, formula in (
-        ("dot vdot mv _int_mm _grouped_mm", _count_products),
-        ("addmv addmv_ addbmm addmm_ baddbmm_", lambda _, *products, **__: _count_products(*products)),
-        ("_trilinear", _count_bilinear),
+        ("dot vdot mv _int_mm _grouped_mm", _of(_count_products, 0, 1)),
+        ("addmv addmv_ addbmm addmm_ baddbmm_", _of(_count_products, 1, 2)),
+        ("_trilinear", _of(_count_bilinear, 0, 1)),
         # Attention on CPUs and by Metal; torch counts that of CUDA.
-        ("_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_attention_math_for_mps", _count_attention),
+        (
+            "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_attention_math_for_mps",
+            _of(_count_attention, 0, 1, 2),
+        ),
         # Recurrent layers where they are one operation: by oneDNN, on GPUs and by Metal.
-        ("mkldnn_rnn_layer", lambda inputs, *weights, **_: _count_recurrent(inputs, weights[:2])),
-        ("_cudnn_rnn miopen_rnn", lambda inputs, weights, *_, **__: _count_recurrent(inputs, weights)),
-        ("_lstm_mps", lambda inputs, _, weights, *__, **___: _count_recurrent(inputs, weights)),
+        ("mkldnn_rnn_layer", _of(_count_recurrent, 0, slice(1, 3))),
+        ("_cudnn_rnn miopen_rnn", _of(_count_recurrent, 0, 1)),
+        ("_lstm_mps", _of(_count_recurrent, 0, 2)),
         ("_fft_c2c _fft_r2c _fft_c2r", _count_transform),
     )
     for operation in operations.split()
