@@ -15,7 +15,6 @@ import esper
 import tiny_transformers
 from esper import Grower, GrowingModel
 from esper.control.controller import Controller
-from esper.grower.evaluation import Evaluate
 from esper.growth.attach import Places, attach
 from esper.growth.example_input import Arguments, call_host
 from esper.growth.hooks import find_output_tensor
@@ -490,11 +489,6 @@ def validate(model: nn.Module) -> tuple[float, float]:
     inputs, labels = make_data(64, seed=1)
     logits = model(inputs)
     return float(F.cross_entropy(logits, labels)), float((logits.argmax(1) == labels).float().mean())
-
-
-def with_counterfactual(counterfactual: str, evaluate: Evaluate = validate) -> Evaluate:
-    """``evaluate`` for a grower that judges seeds on probation by this counterfactual: ``dependence`` or ``refit``."""
-    return esper.Refit(evaluate) if counterfactual == "refit" else evaluate
 
 
 def packed(state: dict[str, Any]) -> Tensor:

@@ -80,7 +80,9 @@ class ModelGovernor:
         self.copies.take()
 
     def restore(self, rows: np.ndarray) -> Transitions:
-        self.pruned = self.copies.restore()
+        before = self.copies.model.seeds
+        self.copies.restore()
+        self.pruned = sorted(before.keys() - self.copies.model.seeds.keys())
         return Transitions.none()
 
     def check(self, loss: float, accuracy: float = math.nan) -> Rollback | None:

@@ -37,7 +37,6 @@ from factories import (
     packed,
     remembered,
     validate,
-    with_counterfactual,
 )
 
 DECISIONS = 8
@@ -189,7 +188,7 @@ SAME: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "constraints": ({**SETS, "constraints": {"source": 0.1}}, {**SETS, "constraints": {"source": 0.2}}),
     "classes": ({}, {"classes": 4}),
     "seed": ({}, {"seed": 1}),
-    "counterfactual": ({"controller": IDLE}, {"controller": IDLE, "counterfactual": "refit", "loss": torch.sum}),
+    "refit": ({"controller": IDLE}, {"controller": IDLE, "refit": True, "loss": torch.sum}),
 }
 """Arguments to which what a grower remembers belongs: how it was told, and how otherwise."""
 OTHER: dict[str, tuple[dict[str, Any], Callable[[Grower], Any]]] = {
@@ -222,7 +221,7 @@ def told(**options: Any) -> Grower:
         evaluate = esper.Metric(evaluate, options.pop("metric"), options.pop("higher_is_better", None))
     if "objective" in options:
         evaluate = esper.Constrained(evaluate, options.pop("objective"), options.pop("constraints", None))
-    evaluate = with_counterfactual(options.pop("counterfactual", "dependence"), evaluate)
+    evaluate = esper.Refit(evaluate) if options.pop("refit", False) else evaluate
     return Grower(model, optimizer, evaluate, **{"controller": "none", "horizon": 20, **options})
 
 
@@ -261,7 +260,7 @@ def test_what_may_be_another_is_as_it_was_told_last(name: str) -> None:
     assert again.step(train_loss=1.0).number == 2
 
 
-@pytest.mark.parametrize("part", ["version", "seed", "seeds", "memory", "refit", "callbacks"])
+@pytest.mark.parametrize("part", ["version", "seed", "seeds", "memory", "forks", "callbacks"])
 def test_a_state_that_lacks_a_part_is_refused(part: str) -> None:
     state = told().state_dict()
     del state[part]

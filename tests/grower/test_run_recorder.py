@@ -397,7 +397,7 @@ def test_verbose_prints_at_the_end_what_was_tried(capsys: pytest.CaptureFixture[
 def test_a_run_says_all_that_its_grower_was_told(tmp_path: Path):
     options: dict[str, Any] = {"rent": 0.5, "seed": 3, "classes": 3, "train_size": 96, "controller": "none"}
     Loop(**options, evaluate=esper.Metric(validate, "f1", higher_is_better=True), run=tmp_path / "run")
-    criterion: dict[str, Any] = {"metric": "f1", "higher_is_better": True, "counterfactual": "dependence"}
+    criterion: dict[str, Any] = {"metric": "f1", "higher_is_better": True, "refit": False}
     criterion |= {"objective": None, "constraints": {}}
     said = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
     assert {name: said[name] for name in (*options, *criterion)} == {**options, **criterion}

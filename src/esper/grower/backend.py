@@ -280,7 +280,7 @@ class ModelBackend:
         self.optimizer_check = OptimizerCheck(model.host, optimizer)
         self.gradients = GradientRecorder(model, optimizer, scaler, growth.gradient_health)
         self.forks = ForkTrainer(
-            model, optimizer, criterion.counterfactual, config.loss, scaler, processes.average_gradient
+            model, optimizer, config.loss if criterion.refit else None, scaler, processes.average_gradient
         )
         for slot in model.slots.values():
             slot.feature_hook = None  # of a former grower

@@ -371,7 +371,7 @@ class RunRecorder(GrowerCallback):
             "blueprints": grower.network.blueprints,
             "host_parameters": grower.model.host_parameters,
             _ID: self.id,
-            **{name: self._config[name] for name in ("host", "controller", "counterfactual")},
+            **{name: self._config[name] for name in ("host", "controller", "refit")},
             **({} if horizon is None else {"iterations": horizon, "steps": horizon}),
         }
 

@@ -1,10 +1,13 @@
-"""Measure one model on validation data: as it is, and with each of its modules switched off or replaced by a fork."""
+"""What growth is about, and how one model is measured on it: as it is, and without each of its modules.
+
+The wrappers of ``evaluate`` can be nested: ``Refit(Constrained(measure_two_sets, "target", {"source": 0.01}))``. Each
+can be called with the model like the function that it wraps.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Annotated, Any, TypeAlias
@@ -16,7 +19,7 @@ from torch import Tensor, nn
 from esper.config.arguments import Advice, Name, check_arguments
 from esper.engine.measurements import Evaluation
 from esper.errors import ConfigError
-from esper.grower.refit import Counterfactual, SeedlessFork
+from esper.grower.refit import SeedlessFork
 from esper.grower.scores import EXPECTED, LOSS, Limits, Metrics, Score, Scores
 from esper.grower.validation import compute_difference_error
 from esper.growth.hooks import find_tensors
@@ -33,23 +36,52 @@ Evaluate: TypeAlias = Callable[
 """Measures a model on validation data: a loss, a pair of loss and accuracy, or metrics by name with ``loss`` among
 them; under `esper.Constrained` a `Score` for each of several sets by name. It chooses its data and device, must give
 the same metrics for the same model, and may leave the model in `eval` mode."""
-
-
 EVALUATE_ADVICE = f"give a function that takes the model and returns {EXPECTED}"
+ROUNDING = 2 * torch.finfo(torch.float32).eps
+"""Relative difference between outputs for equal rows of one minibatch."""
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """What growth is about: the settings of all wrappers around a function that measures."""
+
+    evaluate: Evaluate
+    """The innermost function."""
+    metric: str | None = None
+    higher_is_better: bool | None = None
+    objective: str | None = None
+    constraints: dict[str, float] = field(default_factory=dict[str, float])
+    """Relative increase of the loss that is allowed, by set."""
+    refit: bool = False
+    """Whether modules on probation are compared with forks."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields but the function, as plain values, for a run's configuration and for comparing saved states."""
+        return {name: value for name, value in vars(self).items() if name != "evaluate"}
 
 
 class Evaluator:
-    """Wraps a function that measures a model, and is called in its place."""
+    """Wraps a function that measures a model, and is called in its place; ``criterion`` are fields of `Criterion`."""
 
-    evaluate: Evaluate
+    def __init__(self, evaluate: Evaluate, **criterion: Any) -> None:
+        self.evaluate, self.criterion = evaluate, criterion
 
     def __call__(self, model: GrowingModel) -> Any:
-        """The result of ``evaluate``."""
+        """The result of the function."""
         return self.evaluate(model)
 
-    def describe_criterion(self) -> dict[str, Any]:
-        """The fields of `Criterion` that this evaluator sets."""
-        raise NotImplementedError
+
+def read_criterion(evaluate: Evaluate) -> Criterion:
+    """The criterion of an evaluator; of a plain function accuracy where there is one, or else the loss."""
+    fields: dict[str, Any] = {}
+    kinds: set[type] = set()
+    while isinstance(evaluate, Evaluator):
+        if type(evaluate) in kinds:
+            raise ConfigError(f"evaluate wraps esper.{type(evaluate).__name__} twice: remove one of them")
+        kinds.add(type(evaluate))
+        fields |= evaluate.criterion
+        evaluate = evaluate.evaluate
+    return Criterion(evaluate, **fields)
 
 
 class Metric(Evaluator):
@@ -75,11 +107,7 @@ class Metric(Evaluator):
         name: Annotated[Name, Advice("give the name of a figure that evaluate returns")],
         higher_is_better: bool | None = None,
     ) -> None:
-        self.evaluate, self.name, self.higher_is_better = evaluate, name, higher_is_better
-
-    def describe_criterion(self) -> dict[str, Any]:
-        """The metric and its direction."""
-        return {"metric": self.name, "higher_is_better": self.higher_is_better}
+        super().__init__(evaluate, metric=name, higher_is_better=higher_is_better)
 
 
 class Constrained(Evaluator):
@@ -108,11 +136,7 @@ class Constrained(Evaluator):
         objective: Annotated[Name, Advice("give the name of a set of data that evaluate measures")],
         limits: Limits | None = None,
     ) -> None:
-        self.evaluate, self.objective, self.limits = evaluate, objective, dict(limits or {})
-
-    def describe_criterion(self) -> dict[str, Any]:
-        """The objective and the limits on other sets."""
-        return {"objective": self.objective, "constraints": self.limits}
+        super().__init__(evaluate, objective=objective, constraints=dict(limits or {}))
 
 
 class Refit(Evaluator):
@@ -131,43 +155,7 @@ class Refit(Evaluator):
 
     @check_arguments(ConfigError, evaluate=EVALUATE_ADVICE)
     def __init__(self, evaluate: Evaluate) -> None:
-        self.evaluate = evaluate
-
-    def describe_criterion(self) -> dict[str, Any]:
-        """The kind of counterfactual."""
-        return {"counterfactual": Counterfactual.REFIT}
-
-
-@dataclass(frozen=True)
-class Criterion:
-    """What growth is about: the settings of an evaluator and of those that it wraps."""
-
-    evaluate: Evaluate
-    """The innermost function."""
-    metric: str | None = None
-    higher_is_better: bool | None = None
-    objective: str | None = None
-    constraints: dict[str, float] = field(default_factory=dict[str, float])
-    """Relative increase of the loss that is allowed, by set."""
-    counterfactual: Counterfactual = Counterfactual.DEPENDENCE
-
-    def to_dict(self) -> dict[str, Any]:
-        """All fields but the function, as plain values, for a run's configuration and for comparing saved states."""
-        values = {name: value for name, value in vars(self).items() if name != "evaluate"}
-        return {**values, "counterfactual": self.counterfactual.value}
-
-
-def read_criterion(evaluate: Evaluate) -> Criterion:
-    """The criterion of an evaluator; of a plain function accuracy where there is one, or else the loss."""
-    fields: dict[str, Any] = {}
-    kinds: set[type] = set()
-    while isinstance(evaluate, Evaluator):
-        if type(evaluate) in kinds:
-            raise ConfigError(f"evaluate wraps esper.{type(evaluate).__name__} twice: remove one of them")
-        kinds.add(type(evaluate))
-        fields |= evaluate.describe_criterion()
-        evaluate = evaluate.evaluate
-    return Criterion(evaluate, **fields)
+        super().__init__(evaluate, refit=True)
 
 
 @dataclass(frozen=True)
@@ -198,10 +186,10 @@ def measure_model(
     model as it is. ``parse`` reads and checks what ``evaluate`` returns, and ``baseline`` are metrics that are known.
     Returns ``metrics``, ``ablated`` and ``constant_output`` of a `ModelEvaluation`.
     """
-    detector, ablated = ConstantOutputDetector(), dict[str, Metrics]()
+    outputs, ablated = OutputComparison(), dict[str, Metrics]()
     with keep_modes(model):
         if baseline is None:
-            with detector.watch(model):
+            with model.register_forward_hook(outputs.compare, with_kwargs=True):
                 baseline = parse(evaluate(model))
         for place, slot in enumerate(model.slots.values()):
             if slot.seed is None or not due[0, place]:
@@ -211,7 +199,7 @@ def measure_model(
                     ablated[slot.name] = parse(evaluate(model))
             elif (fork := forks[slot.name]) is not None:
                 ablated[slot.name] = fork.run(lambda: parse(evaluate(model)))
-    return baseline, ablated, detector.is_constant
+    return baseline, ablated, outputs.compared and not outputs.varied
 
 
 def compute_contributions(
@@ -257,42 +245,27 @@ def store_contributions(model: GrowingModel, contributions: Floats) -> None:
             slot.seed.contribution = contribution
 
 
-ROUNDING = 2 * torch.finfo(torch.float32).eps
-"""Relative difference between outputs for equal rows of one minibatch."""
-
-
-class ConstantOutputDetector:
-    """Watches a model's calls until one of its outputs differs between examples."""
+class OutputComparison:
+    """Compares a model's outputs for different examples, until some of them differ."""
 
     def __init__(self) -> None:
-        self._varied = self._compared = False
-
-    @property
-    def is_constant(self) -> bool:
-        """Whether different examples had equal outputs in every minibatch; False where that is not known."""
-        return self._compared and not self._varied
-
-    @contextmanager
-    def watch(self, model: GrowingModel) -> Generator[None]:
-        """Watch the calls of ``model`` within the block."""
-        handle = model.register_forward_hook(self._compare_rows, with_kwargs=True)
-        try:
-            yield
-        finally:
-            handle.remove()
+        self.compared = False
+        """Whether there were outputs for different examples."""
+        self.varied = False
+        """Whether some outputs differ, or may differ where that is not known."""
 
     @torch.no_grad()
-    def _compare_rows(self, _: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
-        if self._varied or torch.compiler.is_compiling():
+    def compare(self, _: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
+        """Forward hook of the model."""
+        if self.varied or torch.compiler.is_compiling():
             return
         if any(leaf.is_nested or leaf.layout is not torch.strided for leaf in find_tensors(output)):
-            self._varied = True  # not known: assume that outputs differ
+            self.varied = True
             return
-        inputs, outputs = _find_rows((arguments, keywords)), _find_rows(output)
-        outputs = [rows for rows in outputs if rows.is_floating_point()]
-        if outputs and any(_have_different_rows(rows) for rows in inputs):
-            self._compared = True
-            self._varied = any(_have_different_rows(rows) for rows in outputs)
+        outputs = [rows for rows in _find_rows(output) if rows.is_floating_point()]
+        if outputs and any(map(_have_different_rows, _find_rows((arguments, keywords)))):
+            self.compared = True
+            self.varied = any(map(_have_different_rows, outputs))
 
 
 def _find_rows(value: Any) -> list[Tensor]:

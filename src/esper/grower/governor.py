@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -28,13 +28,11 @@ CHECKS_AT_CHANCE = 8
 """Checks in a row at the level of chance after which the user is warned: such a network hardly gets better."""
 SMALLEST_KEPT_SHARE = 0.5
 """A network that keeps less than this of its best improvement over chance is nearer to chance than to its best."""
-
 _NOT_RESTORED = ("params", "lr", "initial_lr")
 """Entries of an optimizer's groups that a rollback leaves as they are."""
 _CALLER = 8
 """Calls between a warning and the loop that called `esper.Grower.step`."""
 _REASONS = {
-    Trouble.NONE: "no trouble",
     Trouble.NOT_FINITE: "a training or validation loss, gradient or parameter is infinite or not a number",
     Trouble.COLLAPSED: "the model only guesses, and did better before",
     Trouble.EXPLODED: "the loss has been far above the usual",
@@ -53,6 +51,25 @@ class Rollback:
     """The training loss when the snapshot was taken; NaN for the one taken before any check."""
     pruned: tuple[str, ...]
     """Slots that lost their module."""
+
+
+def describe_rollback(intervention: Intervention, loss: float, slots: Sequence[str]) -> Rollback | None:
+    """The rollback of a single model at that training loss; None if there was none."""
+    if not intervention.rows[0]:
+        return None
+    pruned = tuple(slots[place] for place in cast("list[int]", intervention.transitions.slot.tolist()))
+    return Rollback(Trouble(intervention.trouble[0]), loss, float(intervention.loss_restored[0]), pruned)
+
+
+def require_rollbacks_left(intervention: Intervention, governor: Governor) -> None:
+    """Stop the training of a single model that has used up its rollbacks."""
+    if intervention.exhausted[0]:
+        assert governor.settings is not None
+        raise DivergedError(
+            f"training diverged again ({_REASONS[Trouble(intervention.trouble[0])]}) after "
+            f"{governor.settings.max_rollbacks} rollbacks: the model is in its last good state; lower the learning "
+            "rate, or check the data and the loss"
+        )
 
 
 class ModelSnapshot:
@@ -88,13 +105,13 @@ class ModelSnapshot:
         self._random = {name: generator.get_state() for name, generator in self._generators.items()}
 
     @torch.no_grad()
-    def restore(self) -> list[str]:
-        """Return to the state of `take`; returns the slots that lost their module."""
+    def restore(self) -> None:
+        """Return to the state of `take`."""
         # Live modules, and fossils that the snapshot lacks, leave the model and the optimizer.
-        model, optimizer, seeds = self.model, self.optimizer, self.model.seeds
-        pruned = [slot for slot, seed in seeds.items() if not (seed.fossilized and self._seeds.get(slot) is seed)]
-        for slot in pruned:
-            model.slots[slot].remove()
+        model, optimizer = self.model, self.optimizer
+        for slot, seed in model.seeds.items():
+            if not seed.fossilized or self._seeds.get(slot) is not seed:
+                model.slots[slot].remove()
         # What was pruned since the snapshot has no place any more.
         for name, tensor in self._name_tensors().items():
             if name in self._values:
@@ -110,17 +127,15 @@ class ModelSnapshot:
             group.update(copy.deepcopy(values))
         for name, state in self._random.items():
             self._generators[name].set_state(state)
-        parameters = set(model.parameters())
-        if any(key not in parameters for key in optimizer.state):
+        if not optimizer.state.keys() <= set(model.parameters()):
             warnings.warn(
                 "the optimizer also holds a state of what is not in the growing model, which a rollback does not know: "
                 "it stays as it is",
                 stacklevel=_CALLER,
             )
-        return pruned
 
     def is_finite(self, *, gradients: bool = True) -> bool:
-        """Whether all parameters of the model and moments of the optimizer are finite, and the ``gradients`` too."""
+        """Whether all parameters, moments and, if wanted, ``gradients`` are finite now."""
         parameters = list(self.model.parameters())
         arrived = [parameter.grad for parameter in parameters if parameter.grad is not None] if gradients else []
         moments = [value for state in self.optimizer.state.values() for value in state.values()]
@@ -148,35 +163,28 @@ class ModelSnapshot:
 
         Generators of devices that are not here, and the state of another kind of optimizer, mean nothing.
         """
+        what = "the governor's snapshot"
         tensors, parameters = self._name_tensors(), dict(self.model.named_parameters())
-        unknown = next((name for name in state["values"] if name not in tensors), None)
-        unknown = unknown or next((name for name in state["moments"] if name not in parameters), None)
-        if unknown is not None:
-            raise CheckpointError(f"the governor's snapshot holds {unknown!r}, which this model lacks")
-        like = {name: tensors[name] for name in state["values"]}
-        self._values = from_plain(like, state["values"], "the governor's snapshot")
+        unknown = [*(state["values"].keys() - tensors.keys()), *(state["moments"].keys() - parameters.keys())]
+        if unknown:
+            raise CheckpointError(f"{what} holds {min(unknown)!r}, which this model lacks")
+        self._values = from_plain({name: tensors[name] for name in state["values"]}, state["values"], what)
         saved = {tensors[name] for name in self._values}
         self._seeds = {slot: seed for slot, seed in self.model.seeds.items() if saved.issuperset(seed.parameters())}
         random = {name: each.get_state() for name, each in self._generators.items() if name in state["generators"]}
-        saved_random = {name: state["generators"][name] for name in random}
-        self._random = from_plain(random, saved_random, "the governor's snapshot")
+        self._random = from_plain(random, {name: state["generators"][name] for name in random}, what)
         same = state["optimizer"] == type(self.optimizer).__name__
         # Tuples such as betas are saved as lists.
         self._groups = [
             {key: tuple(cast("list[Any]", value)) if isinstance(value, list) else value for key, value in group.items()}
             for group in (state["groups"] if same else ())
         ]
-        self._moments = {}
-        saved_moments: dict[str, dict[str, Any]] = state["moments"] if same else {}
-        for name, kept in saved_moments.items():
-            present, device = self.optimizer.state.get(parameters[name], {}), parameters[name].device
-            moments = dict(kept)
-            for key, value in kept.items():
-                # Each goes where the optimizer has it now; without a state, counts of steps stay on the CPU.
-                if isinstance(value, Tensor):
-                    elsewhere = device if value.dim() else "cpu"
-                    moments[key] = value.to(present[key].device if key in present else elsewhere)
-            self._moments[name] = moments
+        moments: dict[str, dict[str, Any]] = state["moments"] if same else {}
+        present = self.optimizer.state
+        self._moments = {
+            name: place_moments(kept, parameters[name], present.get(parameters[name], {}))
+            for name, kept in moments.items()
+        }
 
     def _name_tensors(self) -> dict[str, Tensor]:
         """All parameters and buffers by name, but the alphas of modules, which belong to the lifecycle."""
@@ -193,23 +201,17 @@ def _is_plain(value: object) -> bool:
     return all(part is None or isinstance(part, Tensor) or type(part) in (bool, int, float, str) for part in parts)
 
 
-def describe_rollback(intervention: Intervention, loss: float, slots: Sequence[str]) -> Rollback | None:
-    """The rollback of a single model at that training loss; None if there was none."""
-    if not intervention.rows[0]:
-        return None
-    pruned = tuple(slots[place] for place in cast("list[int]", intervention.transitions.slot.tolist()))
-    return Rollback(Trouble(intervention.trouble[0]), loss, float(intervention.loss_restored[0]), pruned)
+def place_moments(saved: Mapping[str, Any], parameter: Tensor, present: Mapping[str, Any]) -> dict[str, Any]:
+    """Moments of ``parameter`` that were ``saved``, where the optimizer has those that are ``present``.
 
-
-def require_rollbacks_left(intervention: Intervention, governor: Governor) -> None:
-    """Stop the training of a single model that has used up its rollbacks."""
-    if intervention.exhausted[0]:
-        assert governor.settings is not None
-        raise DivergedError(
-            f"training diverged again ({_REASONS[Trouble(intervention.trouble[0])]}) after "
-            f"{governor.settings.max_rollbacks} rollbacks: the model is in its last good state; lower the learning "
-            "rate, or check the data and the loss"
-        )
+    Without these they are on the parameter's device, and counts of steps on the CPU.
+    """
+    moments = dict(saved)
+    for key, value in saved.items():
+        if isinstance(value, Tensor):
+            usual = parameter.device if value.dim() else "cpu"
+            moments[key] = value.to(present[key].device if key in present else usual)
+    return moments
 
 
 class OptimizerCheck:
@@ -217,28 +219,28 @@ class OptimizerCheck:
 
     def __init__(self, host: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self._host = host
-        self._stepped = False
+        self._stepped = self._warned = False
         self._sums = self._sum_parameters()
-        self._warned = False
         optimizer.register_step_post_hook(self._record_step)
 
     def require_steps(self) -> None:
         """Refuse a host that has changed since the last call without a step of the optimizer.
 
-        Warns once if the host has not changed at all without such a step.
+        Warns once if the host has not changed either.
         """
         # Training changes the sums of parameters; keeping a copy of them all is not needed to notice it.
         sums, before = self._sum_parameters(), self._sums
         stepped, self._stepped, self._sums = self._stepped, False, sums
-        has_gradients = any(parameter.grad is not None for parameter in self._host.parameters())
-        same = len(sums) == len(before) and torch.equal(sums, before.to(sums))
-        if has_gradients and not stepped and len(sums) == len(before) and not same:
+        if stepped or not len(sums) or len(sums) != len(before):
+            return
+        same = torch.equal(sums, before.to(sums))
+        if not same and any(parameter.grad is not None for parameter in self._host.parameters()):
             raise ConfigError(
                 "the model has changed since the last decision, but the grower's optimizer made no step, so another "
                 "optimizer trains it, which would never train new modules: make that one from "
                 "model.parameter_groups(lr=...), and a Grower with it that loads this one's state_dict()"
             )
-        if same and len(sums) and not stepped and not self._warned:
+        if same and not self._warned:
             self._warned = True
             warnings.warn(
                 "the optimizer made no step since the last decision, so there is nothing new to measure: train between "
@@ -247,7 +249,7 @@ class OptimizerCheck:
             )
 
     def accept_changes(self) -> None:
-        """Ignore changes of the host so far: they do not come from training, but from a rollback, say."""
+        """Ignore changes of the host so far, which do not come from training: a rollback, say."""
         self._sums = self._sum_parameters()
 
     def _record_step(self, *_: Any) -> None:
@@ -257,10 +259,8 @@ class OptimizerCheck:
     def _sum_parameters(self) -> Tensor:
         """The sum of the values of each learning parameter, ``[P]``."""
         learning = [parameter for parameter in self._host.parameters() if parameter.requires_grad]
-        if not learning:
-            return torch.zeros(0)
-        device = learning[0].device
-        return torch.stack([values.sum(dtype=torch.float64).to(device) for values in learning])
+        sums = [values.sum(dtype=torch.float64).to(learning[0].device) for values in learning]
+        return torch.stack(sums) if sums else torch.zeros(0)
 
 
 class LearningCheck:
@@ -274,14 +274,14 @@ class LearningCheck:
 
     def __init__(self, settings: GovernorSettings | None, scores: Scores) -> None:
         self._settings, self._scores = settings, scores
-        self._best_loss = math.nan
-        """The least validation loss so far."""
-        self._last_loss = math.nan
-        self._best_improvement = np.full(4, math.nan)
-        """The greatest improvements of losses over chance and over the start, of training and validation."""
-        self._checks_without_progress = 0
+        # What follows is saved.
+        self.best_loss = self.last_loss = math.nan
+        """The least validation loss so far, and the last one."""
+        self.best_improvement = np.full(4, math.nan)
+        """The greatest improvements of losses over chance and over the start, of training and validation each."""
+        self.checks_without_progress = 0
         """Checks in a row in which nothing showed that the network has learned."""
-        self._learned = self._changed = False
+        self.learned = self.changed = False
 
     def has_diverged(self, metrics: Metrics, train_loss: float) -> bool:
         """Whether both losses are far above those of chance, and that of validation is worse than it was.
@@ -293,8 +293,8 @@ class LearningCheck:
             return False
         loss = float(metrics[LOSS])
         by_accuracy, by_losses = self._scores.compute_skills(metrics, train_loss)
-        self._best_loss = loss if math.isnan(self._best_loss) else min(self._best_loss, loss)
-        worse = bool(improves(np.array(self._best_loss), np.array(loss)))
+        self.best_loss = loss if math.isnan(self.best_loss) else min(self.best_loss, loss)
+        worse = bool(improves(np.array(self.best_loss), np.array(loss)))
         return worse and by_losses < 1 - self._settings.multiple and not by_accuracy >= self._settings.lead
 
     def find_disallowed_operations(
@@ -309,14 +309,14 @@ class LearningCheck:
         # Learned: at some time it did better than chance by gradients that are not zero, and its loss changed.
         loss = float(metrics[LOSS])
         better = self._beats_chance(metrics, train_loss, self._settings.lead, usual=usual) and not constant_output
-        self._learned |= better and not idle
-        self._changed |= not math.isnan(self._last_loss) and loss != self._last_loss
-        self._last_loss = loss
-        shown = better and self._learned and self._changed
-        self._checks_without_progress = 0 if shown else self._checks_without_progress + 1
-        if self._checks_without_progress == CHECKS_AT_CHANCE:
+        self.learned |= better and not idle
+        self.changed |= not math.isnan(self.last_loss) and loss != self.last_loss
+        self.last_loss = loss
+        shown = better and self.learned and self.changed
+        self.checks_without_progress = 0 if shown else self.checks_without_progress + 1
+        if self.checks_without_progress == CHECKS_AT_CHANCE:
             chance = "that of guessing (mean, in nats) is" if self._scores.has_chance_level else "the initial one was"
-            forgot = self._learned and self._changed
+            forgot = self.learned and self.changed
             what = "has lost most of its progress, or overfits," if forgot else "has not learned anything"
             signs = ", and its output is the same for all examples" if constant_output else ""
             signs += ", its gradients are zero" if idle else ""
@@ -326,7 +326,7 @@ class LearningCheck:
                 "rate, the loss and the data",
                 stacklevel=3,
             )
-        # An unusual loss says nothing about modules.
+        # An unusual loss says nothing for or against modules.
         if not usual:
             return {Op.FOSSILIZE, Op.PRUNE}
         return {Op.FOSSILIZE} if idle or not better else set()
@@ -339,35 +339,25 @@ class LearningCheck:
         accuracy, do.
         """
         scores = self._scores
+        over_chance = scores.improvement_over_chance(metrics, train_loss)
+        improvement = np.array([*over_chance, *scores.improvement_over_start(metrics, train_loss)])
         least = PLATEAU_IMPROVEMENT if scores.has_chance_level else 0.0
-        improvement = np.array(
-            [
-                *scores.improvement_over_chance(metrics, train_loss),
-                *scores.improvement_over_start(metrics, train_loss),
-            ]
-        )
-        enough = improvement > np.fmax([least, least, lead, lead], self._best_improvement * SMALLEST_KEPT_SHARE)
+        enough = improvement > np.fmax([least, least, lead, lead], self.best_improvement * SMALLEST_KEPT_SHARE)
         if usual:
-            self._best_improvement = np.fmax(self._best_improvement, improvement)
+            self.best_improvement = np.fmax(self.best_improvement, improvement)
         by_training, by_validation = enough[:2].tolist()
         overfits = by_training and scores.shows_skill(metrics, lead)
         return by_validation or overfits or (bool(enough[2:].all()) and scores.improvement_of_accuracy(metrics) > lead)
 
     def forget_best(self) -> None:
         """Forget the best improvement, after a module was pruned: the network may do as badly as before it came."""
-        self._best_improvement[:] = math.nan
+        self.best_improvement[:] = math.nan
 
     def state_dict(self) -> dict[str, Any]:
         """Losses and improvements so far, as plain values."""
-        return to_plain(self._state())
+        return to_plain({name: value for name, value in vars(self).items() if not name.startswith("_")})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where `state_dict` was called."""
-        for name, value in from_plain(self._state(), state, "the learning check").items():
-            setattr(self, f"_{name}", value)
-
-    def _state(self) -> dict[str, Any]:
-        return {
-            name: getattr(self, f"_{name}")
-            for name in ("best_loss", "last_loss", "best_improvement", "checks_without_progress", "learned", "changed")
-        }
+        like = {name: value for name, value in vars(self).items() if not name.startswith("_")}
+        vars(self).update(from_plain(like, state, "the learning check"))

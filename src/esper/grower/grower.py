@@ -50,7 +50,7 @@ from esper.grower.evaluation import (
     store_contributions,
 )
 from esper.grower.governor import describe_rollback, require_rollbacks_left
-from esper.grower.refit import Counterfactual, require_loss
+from esper.grower.refit import require_loss
 from esper.grower.spending import Spending
 from esper.grower.validation import Validation
 from esper.growth.look import Look
@@ -136,7 +136,8 @@ class Grower:
         promise = choose_promise_settings(controller, config.growth.promise)
         require_time_to_plant(controller, config.growth.plateau)
         require_rules(timing.rules, spec.kinds, constrained=bool(criterion.constraints))
-        require_loss(criterion.counterfactual, controller, config.loss, optimizer)
+        if criterion.refit:
+            require_loss(controller, config.loss, optimizer)
         classes = config.classes
         if isinstance(criterion.evaluate, Validation):
             classes = criterion.evaluate.resolve_classes(classes, model.output_shape)
@@ -365,7 +366,7 @@ class Grower:
     @property
     def needs_isolated_backward(self) -> bool:
         """Whether you must call `isolated_backward` for every minibatch."""
-        return self.criterion.counterfactual is Counterfactual.REFIT
+        return self.criterion.refit
 
     @check_arguments(ConfigError, loss="give the loss of the minibatch, a tensor")
     def isolated_backward(self, loss: Tensor, *minibatch: Any, **named: Any) -> None:
@@ -381,10 +382,10 @@ class Grower:
         hyperparameters; other changes to gradients or parameters, such as clipping, do not apply to it.
 
         After each decision, the first minibatch is checked against ``loss`` with two extra passes. The grower warns if
-        the loss differs for the same inputs, for instance because of other labels (not checked with dropout).
+        the configured loss differs, for instance because of other inputs or labels (not checked with dropout).
 
         Raises:
-            ConfigError: the configured loss does not depend on a fork, or ``loss`` is from another minibatch.
+            ConfigError: the configured loss does not depend on a fork.
         """
         self.backend.forks.add_gradients(loss, minibatch, named)
 
@@ -541,7 +542,7 @@ class Grower:
                 holds other modules.
             RunError: the state was saved with another ``run``.
         """
-        require_same(state, self._signature(), ("seeds", "memory", "refit", "callbacks"))
+        require_same(state, self._signature(), ("seeds", "memory", "forks", "callbacks"))
         require_structure(self.model, state["seeds"])
         # After an error the grower remembers what it did before; it may be of modules that have just been replaced.
         owned, present = self.network.table.owning[0], [slot.seed is not None for slot in self.model.slots.values()]
@@ -562,7 +563,7 @@ class Grower:
 
     def _copy_memory(self) -> dict[str, Any]:
         """What the grower remembers, without callbacks, as plain values."""
-        return {"memory": to_plain(self._state()), "refit": self.backend.forks.state_dict()}
+        return {"memory": to_plain(self._state()), "forks": self.backend.forks.state_dict()}
 
     def _load_memory(self, state: Mapping[str, Any]) -> None:
         """Continue where `_copy_memory` was called."""
@@ -571,7 +572,7 @@ class Grower:
         self.network.update_seeds()
         self.model.tried = tuple(self.trials.modules)
         self.backend.forks.update(self.network.table, self.network.measurements)
-        self.backend.forks.load_state_dict(state["refit"])
+        self.backend.forks.load_state_dict(state["forks"])
 
     def _name_callbacks(self) -> dict[str, GrowerCallback]:
         """Callbacks by the names of their classes, those of one class numbered in their order."""

@@ -62,11 +62,11 @@ class Spending:
         counted_in: Spending | None = None,
     ) -> None:
         self._model, self._max_flops, self._max_seconds = model, training_flops, seconds
-        self._flops, self._earlier_seconds = 0.0, 0.0
-        self._backward_flops = 0.0
-        """FLOPs of the backward pass that belongs to the latest forward pass."""
-        self._started = time.monotonic()
         self._counted_in = counted_in
+        self._flops = self._backward_flops = 0.0
+        """FLOPs in all, and of the backward pass that belongs to the latest forward pass."""
+        self._started = time.monotonic()
+        """When counting of seconds started, less those before loading."""
         self._shared_share: float | None = None
         """The share in the first of several processes."""
         if training_flops is not None:
@@ -75,18 +75,14 @@ class Spending:
 
     @property
     def flops(self) -> float:
-        """FLOPs spent so far.
-
-        Raises:
-            ConfigError: they cannot be counted.
-        """
+        """FLOPs spent so far; it is an error if they cannot be counted."""
         self._require_countable()
         return self._flops
 
     @property
     def seconds(self) -> float:
         """Seconds spent so far, without those between saving and loading."""
-        return self._earlier_seconds + time.monotonic() - self._started
+        return time.monotonic() - self._started
 
     @property
     def limited(self) -> bool:
@@ -95,12 +91,9 @@ class Spending:
 
     @property
     def share(self) -> float:
-        """The share of the budget that is spent, from 0 to 1.
+        """The share of the budget that is spent, from 0 to 1; it is an error if there is none.
 
         With several processes each has its own. For a grower's, all use that of the first process when it last decided.
-
-        Raises:
-            ConfigError: there is no budget, or FLOPs cannot be counted.
         """
         if not self.limited:
             raise ConfigError("there is no budget: give training_flops or seconds")
@@ -153,13 +146,9 @@ class Spending:
         return to_plain({"flops": self._flops, "seconds": self.seconds})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where `state_dict` was called.
-
-        Raises:
-            CheckpointError: the state is of another kind.
-        """
+        """Continue where `state_dict` was called."""
         values = from_plain({"flops": 0.0, "seconds": 0.0}, state, "what was spent")
-        self._flops, self._earlier_seconds, self._started = values["flops"], values["seconds"], time.monotonic()
+        self._flops, self._started = values["flops"], time.monotonic() - values["seconds"]
 
 
 @check_arguments(ConfigError)

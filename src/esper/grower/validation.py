@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any, NamedTuple, Self, cast
+from typing import Any, Self, cast
 
 import numpy as np
 import torch
@@ -20,10 +19,20 @@ from esper.numerics.modules import keep_generators, keep_modes
 
 IGNORED = -100
 """The label that is left out of the count, as in torch."""
+MULTI_LABEL = "multi_label"
+_CLASS_AXES = {"classification": 1, "language_modelling": -1}
+"""The axis of the outputs that has the classes, by task."""
+_EXPECTED = {
+    "classification": "outputs [N, classes, ...] and integer labels [N, ...], one class each",
+    "language_modelling": "outputs [..., vocabulary] and integer labels [...], the next token each",
+    MULTI_LABEL: "outputs and labels of the same shape [N, labels], with labels 0 or 1",
+    "regression": "outputs and targets of the same shape",
+}
+"""By task, the outputs and labels that it takes."""
 
 
 class ExampleMean(float):
-    """The mean of one value per example, a float that keeps these values.
+    """The mean of one value per example, a float that keeps these values, so that differences of means have an error.
 
     Args:
         examples: The values, ``[N]``, N at least 1.
@@ -70,84 +79,6 @@ def compute_difference_error(value: float, other: float, share: float = 0.0) -> 
     return float(residuals.std(ddof=1)) / math.sqrt(len(residuals))
 
 
-class Tally(NamedTuple):
-    """Sums over the labels of each of N examples, ``[N]`` each."""
-
-    loss: Tensor
-    correct: Tensor | None
-    """Number of correct predictions; None for regression."""
-    total: Tensor
-    """Number of labels or values that count."""
-
-
-def _tally_classes(outputs: Tensor, labels: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Cross-entropy and accuracy; classes are dimension ``dim`` of the outputs, and labels have the other ones."""
-    scores = outputs.movedim(dim, -1) if outputs.ndim > 1 else outputs
-    if scores.shape[:-1] != labels.shape or labels.is_floating_point() or labels.dtype is torch.bool:
-        raise ValueError
-    labels, classes = labels.long(), scores.shape[-1]
-    if classes < 2:
-        raise ConfigError(
-            "the model has one output per example, but classification needs one per class: use multi_label for a "
-            "yes/no output"
-        )
-    counted = labels != IGNORED
-    if (counted & ((labels < 0) | (labels >= classes))).any():
-        raise ConfigError(f"labels exceed the {classes} classes of the model's outputs: give 0 to {classes - 1}")
-    losses = F.cross_entropy(_widen(scores.reshape(-1, classes)), labels.reshape(-1), reduction="none")
-    hits = (scores.argmax(-1) == labels) & counted
-    return losses, hits, counted
-
-
-def _tally_labels(outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Binary cross-entropy and accuracy of one score per label, which is 0 or 1."""
-    if outputs.shape != labels.shape or ((labels != 0) & (labels != 1)).any():
-        raise ValueError
-    scores = _widen(outputs)
-    losses = F.binary_cross_entropy_with_logits(scores, labels.to(scores.dtype), reduction="none")
-    return losses, (outputs > 0) == (labels > 0.5), torch.ones_like(losses)
-
-
-def _tally_values(outputs: Tensor, targets: Tensor) -> tuple[Tensor, None, Tensor]:
-    """Squared error."""
-    if outputs.shape != targets.shape:
-        raise ValueError
-    values = _widen(outputs)
-    losses = F.mse_loss(values, targets.to(values.dtype), reduction="none")
-    return losses, None, torch.ones_like(losses)
-
-
-def _sum_by_example(values: Tensor, count: int) -> Tensor:
-    """The sum over all but the first of the dimensions, float64 ``[N]``: that is the one of the N examples."""
-    return values.reshape(count, values.numel() // max(count, 1)).sum(1, dtype=torch.float64)
-
-
-def _widen(values: Tensor) -> Tensor:
-    """``values`` in a precision that can hold a sum over a batch, which half precision cannot."""
-    return values if values.dtype is torch.float64 else values.float()
-
-
-MULTI_LABEL = "multi_label"
-_CLASS_AXES = {"classification": 1, "language_modelling": -1}
-"""The axis of the outputs that has the classes, by task."""
-_TALLIES: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None, Tensor]]] = {
-    **{task: partial(_tally_classes, dim=dim) for task, dim in _CLASS_AXES.items()},
-    MULTI_LABEL: _tally_labels,
-    "regression": _tally_values,
-}
-"""By task: the loss of each label, whether the prediction is right, and whether the label counts. A function raises
-ValueError where outputs and labels do not fit each other."""
-
-
-_EXPECTED = {
-    "classification": "outputs [N, classes, ...] and integer labels [N, ...], one class each",
-    "language_modelling": "outputs [..., vocabulary] and integer labels [...], the next token each",
-    MULTI_LABEL: "outputs and labels of the same shape [N, labels], with labels 0 or 1",
-    "regression": "outputs and targets of the same shape",
-}
-"""By task, the outputs and labels that it takes."""
-
-
 class Validation:
     """Measures loss and accuracy of a model on validation data, for ``Grower(evaluate=...)`` or your own use.
 
@@ -187,8 +118,8 @@ class Validation:
     """
 
     def __init__(self, task: str, batches: Iterable[Any]) -> None:
-        if not isinstance(task, str) or task not in _TALLIES:  # pyright: ignore[reportUnnecessaryIsInstance]
-            hint = did_you_mean(str(task), _TALLIES) or f"; choose from {', '.join(_TALLIES)}"
+        if not isinstance(task, str) or task not in _EXPECTED:  # pyright: ignore[reportUnnecessaryIsInstance]
+            hint = did_you_mean(str(task), _EXPECTED) or f"; choose from {', '.join(_EXPECTED)}"
             raise ConfigError(f"unknown task {task!r}{hint}")
         if isinstance(batches, Iterator) or not isinstance(cast("object", batches), Iterable):
             raise ConfigError(
@@ -197,8 +128,6 @@ class Validation:
             )
         self.task = task
         self.batches = batches
-        self.classes = 2 if task == MULTI_LABEL else None
-        """Number of classes of each label; None: that of the model's outputs, if the task has classes."""
 
     def count_classes(self, output_shape: Sequence[int]) -> int | None:
         """Number of classes in outputs of this shape; None if the task has no classes, or the outputs no such axis."""
@@ -215,15 +144,19 @@ class Validation:
         Raises:
             ConfigError: the task has a different number of classes, or the model's outputs have fewer.
         """
-        if None not in (classes, self.classes) and classes != self.classes:
-            raise ConfigError(f"classes is {classes}, but {self.task} has labels 0 and 1: omit it, or give classes=2")
+        if self.task == MULTI_LABEL:
+            if classes not in (None, 2):
+                raise ConfigError(
+                    f"classes is {classes}, but {self.task} has labels 0 and 1: omit it, or give classes=2"
+                )
+            return 2
         found = self.count_classes(output_shape)
         if classes is not None and found is not None and classes > found:
             raise ConfigError(
                 f"classes is {classes}, but the model's outputs {tuple(output_shape)} for {self.task} have {found}: "
                 "omit it, or give the model more outputs"
             )
-        return classes or self.classes
+        return classes
 
     def __call__(self, model: nn.Module) -> float | tuple[float, float]:
         """The mean loss; for tasks with an accuracy, the mean loss and the accuracy in [0, 1]."""
@@ -233,21 +166,22 @@ class Validation:
         # A DataLoader draws random numbers even if it does not shuffle.
         with keep_modes(model), keep_generators(model), torch.no_grad():
             model.eval()
-            tallies = [self._measure(model, batch, device) for batch in self.batches]
-        count = sum(float(tally.total.sum()) for tally in tallies)
+            sums = [self._measure(model, batch, device) for batch in self.batches]
+        count = sum(float(total.sum()) for *_, total in sums)
         if not count:
             raise ConfigError(f"the batches for {self.task} contain no labels: give at least one example")
 
-        def compute_mean(sums: list[Tensor]) -> float:
+        def compute_mean(parts: list[Tensor]) -> float:
             # Examples with more labels count for more, so that the mean is the one over all labels.
-            values = torch.cat(sums).cpu().numpy()
+            values = torch.cat(parts).cpu().numpy()
             return ExampleMean(values * (len(values) / count))
 
-        loss = compute_mean([tally.loss for tally in tallies])
-        correct = [tally.correct for tally in tallies if tally.correct is not None]
+        loss = compute_mean([loss for loss, _, _ in sums])
+        correct = [correct for _, correct, _ in sums if correct is not None]
         return (loss, compute_mean(correct)) if correct else loss
 
-    def _measure(self, model: nn.Module, batch: Any, device: torch.device) -> Tally:
+    def _measure(self, model: nn.Module, batch: Any, device: torch.device) -> tuple[Tensor, Tensor | None, Tensor]:
+        """By example, float64 ``[N]``: sums over its labels of losses, of correct predictions, and of what counts."""
         if not isinstance(batch, tuple | list) or len(cast("tuple[Any, ...]", batch)) != 2:
             what = describe_value(cast("object", batch))
             raise ConfigError(f"a batch for {self.task} is {what}: give pairs of inputs and labels")
@@ -256,7 +190,7 @@ class Validation:
         match inputs:
             case Mapping():
                 outputs = model(**inputs)
-            case tuple() | list():
+            case tuple():
                 outputs = model(*inputs)
             case _:
                 outputs = model(inputs)
@@ -275,19 +209,56 @@ class Validation:
                 raise ConfigError(
                     f"{self.task} needs dense real tensors with an axis for examples, not {describe_value(tensor)}"
                 )
-        try:
-            losses, hits, counted = _TALLIES[self.task](outputs, labels)
-        except ValueError:
+        measured = _measure_labels(self.task, outputs, labels)
+        if measured is None:
             raise ConfigError(
                 f"outputs {tuple(outputs.shape)} and labels {tuple(labels.shape)} of {labels.dtype} do not match for "
                 f"{self.task}, which takes {_EXPECTED[self.task]}"
-            ) from None
-        correct = None if hits is None else _sum_by_example(hits, len(labels))
-        return Tally(_sum_by_example(losses, len(labels)), correct, _sum_by_example(counted, len(labels)))
+            )
+        size = len(labels), labels.numel() // max(len(labels), 1)
+        losses, hits, counted = (
+            None if values is None else values.reshape(size).sum(1, dtype=torch.float64) for values in measured
+        )
+        assert losses is not None
+        assert counted is not None
+        return losses, hits, counted
+
+
+def _measure_labels(task: str, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None, Tensor] | None:
+    """The loss of each label, whether the prediction is right, None for regression, and whether the label counts.
+
+    None if outputs and labels do not fit each other.
+    """
+    # Half precision cannot hold a sum over a batch.
+    outputs = outputs if outputs.dtype is torch.float64 else outputs.float()
+    counted = torch.ones_like(labels, dtype=torch.bool)
+    if task in _CLASS_AXES:
+        scores = outputs.movedim(_CLASS_AXES[task], -1) if outputs.ndim > 1 else outputs
+        if scores.shape[:-1] != labels.shape or labels.is_floating_point() or labels.dtype is torch.bool:
+            return None
+        labels, classes = labels.long(), scores.shape[-1]
+        if classes < 2:
+            raise ConfigError(
+                "the model has one output per example, but classification needs one per class: use multi_label for a "
+                "yes/no output"
+            )
+        counted = labels != IGNORED
+        if (counted & ((labels < 0) | (labels >= classes))).any():
+            raise ConfigError(f"labels exceed the {classes} classes of the model's outputs: give 0 to {classes - 1}")
+        losses = F.cross_entropy(scores.reshape(-1, classes), labels.reshape(-1), reduction="none")
+        return losses, (scores.argmax(-1) == labels) & counted, counted
+    if outputs.shape != labels.shape:
+        return None
+    if task == MULTI_LABEL:
+        if ((labels != 0) & (labels != 1)).any():
+            return None
+        losses = F.binary_cross_entropy_with_logits(outputs, labels.to(outputs.dtype), reduction="none")
+        return losses, (outputs > 0) == (labels > 0.5), counted
+    return F.mse_loss(outputs, labels.to(outputs.dtype), reduction="none"), None, counted
 
 
 def _move(value: Any, device: torch.device) -> Any:
-    """``value`` with the tensors in tuples, lists and mappings on the device."""
+    """``value`` with the tensors in tuples, lists and mappings on the device, and lists as tuples."""
     match value:
         case Tensor():
             return value.to(device, non_blocking=True)

@@ -189,7 +189,7 @@ class StepTaken(NetworkEvent):
     alphas: tuple[float, ...]
     contributions: tuple[float | None, ...]
     """How much the network depends on each seed: its score minus that with the seed switched off (leave-one-out).
-    Where the metadata ``counterfactual`` is ``refit``, seeds on probation are compared with a fork that trains on
+    Where the metadata ``refit`` is true, seeds on probation are compared with a fork that trains on
     without the seed instead. None without a seed, or where it was not measured."""
     contribution_errors: tuple[float | None, ...] = ()
     """Standard error of each contribution; None where it is not known. Only in a run of a `Grower`."""

@@ -263,8 +263,6 @@ SCORE_MEANING = (
 )
 J_MEANING = "J is the same on validation data; controllers maximize it."
 """Definitions for pages, at the first use of these words; `J_MEANING` follows `SCORE_MEANING`."""
-REFIT = "refit"
-"""Value of the metadata ``counterfactual`` in runs that compare seeds in their test period with forks."""
 METRIC_NAME = f"COALESCE((SELECT json_extract(value, '$') FROM metadata WHERE key = 'metric'), '{ACCURACY}')"
 """SQL for the name of a run's metric."""
 
@@ -322,6 +320,6 @@ def describe_contributions(metadata: Mapping[str, Any]) -> str:
         text += f"{metric.metric} on validation data with it less that without it."
     else:
         text += f"{metric.metric} on validation data without it less that with it, as a share of that without it."
-    if metadata.get("counterfactual") == REFIT:
+    if metadata.get("refit"):
         text += " Of seeds on probation, without it is a copy of the model that trains on without the seed."
     return text
