@@ -20,7 +20,7 @@ from esper.grower import Grower
 from esper.grower.backend import FOSSIL_INTERVAL
 from esper.grower.scores import PENALTY, Scores
 from esper.lifecycle.actions import Op
-from factories import Loop, validate
+from factories import Loop
 from grower.divergence import CLASSES, EPOCHS, Training, data
 
 
@@ -88,8 +88,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "a mapping with a matrix": ({"loss": 0.3, "f1": torch.rand(2, 2)}, "'f1' of what evaluate returned is a tensor"),
     "three": ((0.3, 0.5, 0.7), "a tuple"),
     "one in a tuple": ((0.3,), "a tuple"),
-    "a pair with nothing": ((0.3, None), "the accuracy of evaluate is None"),
-    "a pair of matrices": ((torch.rand(3, 1, 2), 0.5), "the loss of evaluate is a tensor"),
+    "a pair with nothing": ((0.3, None), "'accuracy' of what evaluate returned is None"),
+    "a pair of matrices": ((torch.rand(3, 1, 2), 0.5), "'loss' of what evaluate returned is a tensor"),
     "a percentage": ((1.3, 87.0), r"divide percentages by 100"),
     "a swapped pair": ((0.87, 1.3), "in this order if the two are swapped"),
     "less than nothing": ((0.3, -0.1), r"accuracy -0\.1, which is not in \[0, 1\]"),
@@ -328,7 +328,7 @@ def test_a_share_of_what_has_no_zero_is_one_of_its_size(name: str) -> None:
     for metric in ("loss", "regret"):
         scores = Scores(metric, higher_is_better=False, classes=None, outputs=None)
         unknown = {"loss": 1.0, metric: 1.0}
-        assert math.isnan(scores.compute_contribution(unknown, unknown, counts=True))
+        assert math.isnan(scores.compute_contribution(unknown, unknown, counts=True)[0])
         scores.set_reference({"loss": 1.0, metric: first}, 1.0)
         scores.record_values([{"loss": 1.0, metric: value} for value in (first, *before)])
         again = Scores(metric, higher_is_better=False, classes=None, outputs=None)
@@ -336,8 +336,8 @@ def test_a_share_of_what_has_no_zero_is_one_of_its_size(name: str) -> None:
         for each in (scores, again):
             pair = {"loss": math.inf, metric: present}, {"loss": math.inf, metric: absent}
             each.record_values(pair)
-            assert each.compute_contribution(*pair, counts=True) == pytest.approx(worth)
-            assert each.compute_contribution(*reversed(pair), counts=False) == pytest.approx(worth)
+            assert each.compute_contribution(*pair, counts=True)[0] == pytest.approx(worth)
+            assert each.compute_contribution(*reversed(pair), counts=False)[0] == pytest.approx(worth)
 
 
 def test_a_module_is_worth_more_the_lower_the_loss_with_it() -> None:
@@ -349,7 +349,7 @@ def test_a_module_is_worth_more_the_lower_the_loss_with_it() -> None:
             scores.set_reference({"loss": first}, 1.0)
             scores.record_values([{"loss": value} for value in values])
             pairs = [({"loss": value}, {"loss": absent}) for value in values]
-            worth = [scores.compute_contribution(*pair, counts=True) for pair in pairs]
+            worth = [scores.compute_contribution(*pair, counts=True)[0] for pair in pairs]
             assert worth == sorted(worth, reverse=True)
             assert worth[values.index(absent)] == 0
     for brought in (0.1, 0.9, 0.999):
@@ -359,7 +359,7 @@ def test_a_module_is_worth_more_the_lower_the_loss_with_it() -> None:
         broken.set_reference({"loss": 1.0, "source loss": 0.0}, 1.0)
         pair = {"loss": 1 - brought, "source loss": 1.0}, {"loss": 1.0, "source loss": 0.0}
         broken.record_values(pair)
-        assert broken.compute_contribution(*pair, counts=True) < 0
+        assert broken.compute_contribution(*pair, counts=True)[0] < 0
 
 
 def test_a_negative_loss_reaches_its_plateau() -> None:
@@ -387,8 +387,7 @@ def test_a_train_accuracy_is_no_mistake_before_it_is_known_what_growth_is_about(
 @pytest.mark.parametrize("first", [0.9, {"loss": 0.9, "f1": 0.5}])
 def test_an_accuracy_that_comes_late_is_refused(first: Any, later: Any) -> None:
     told = iter([first, later])
-    found = Loop("none").grower
-    found.backend._evaluate = lambda _: next(told)
+    found = Loop("none", evaluate=lambda _: next(told)).grower
     found.step(train_loss=1.0)
     with pytest.raises(ConfigError, match="the metric is the loss, because the first measurement had no accuracy"):
         found.step(train_loss=1.0)
@@ -410,8 +409,7 @@ def test_a_metric_that_is_better_than_any_can_be_is_refused(
     metric: str, higher: bool, value: float, decision: int
 ) -> None:
     told = iter([{"loss": 0.3, metric: 1.0}] * (decision - 1) + [{"loss": 0.3, metric: value}] * 9)
-    found = Loop("none", **growth_about(validate, metric, higher)).grower
-    found.backend._evaluate = lambda _: next(told)
+    found = Loop("none", **growth_about(lambda _: next(told), metric, higher)).grower
     for _ in range(decision - 1):
         found.step(train_loss=1.0)
     with pytest.raises(ConfigError, match=f"a {metric} that is .* better than any can be"):
@@ -421,8 +419,7 @@ def test_a_metric_that_is_better_than_any_can_be_is_refused(
 @pytest.mark.parametrize(("metric", "higher", "value"), [("psnr", True, -math.inf), ("perplexity", False, math.inf)])
 def test_a_metric_that_is_infinitely_bad_is_a_blow_up(metric: str, higher: bool, value: float) -> None:
     told = iter([{"loss": 0.3, metric: 1.0}, {"loss": 700.0, metric: value}, {"loss": 0.3, metric: 1.0}])
-    found = Loop("none", **growth_about(validate, metric, higher)).grower
-    found.backend._evaluate = lambda _: next(told)
+    found = Loop("none", **growth_about(lambda _: next(told), metric, higher)).grower
     assert found.step(train_loss=1.0).rollback is None
     rollback = found.step(train_loss=1.0).rollback
     assert rollback is not None
@@ -445,8 +442,7 @@ def test_a_plateau_is_one_of_the_metric_that_was_named(
 ) -> None:
     """The loss stands still meanwhile."""
     told = iter([{"loss": 0.9, name: value} for value in values])
-    found = Loop("none", **growth_about(validate, **options)).grower
-    found.backend._evaluate = lambda _: next(told)
+    found = Loop("none", **growth_about(lambda _: next(told), **options)).grower
     seen = []
     for _ in values:
         found.step(train_loss=1.0)

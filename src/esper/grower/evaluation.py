@@ -217,10 +217,10 @@ def compute_contributions(
     for place, slot in enumerate(slots):
         if slot in ablated:
             variant, counts = ablated[slot], bool(table.blended[0, place])
-            by_score[0, place] = scores.compute_contribution(metrics, variant, counts=counts)
+            contribution = scores.compute_contribution(metrics, variant, counts=counts)
+            by_score[0, place], score_error[0, place] = contribution
             # A module that does not count yet was switched on, not off.
             by_loss[0, place] = (1.0 if counts else -1.0) * (variant[LOSS] - metrics[LOSS])
-            score_error[0, place] = scores.compute_contribution_error(metrics, variant, counts=counts)
             loss_error[0, place] = compute_difference_error(metrics[LOSS], variant[LOSS])
     progress = scores.compute_progress(metrics)
     return ModelEvaluation(

@@ -17,14 +17,14 @@ is, the reference is then the value without the module, as it is now::
 
     contribution = (without - with) / |without|
 
-Where the metric is a mean over validation examples whose values are known (`esper.Validation`, or an ``evaluate`` that
-returns one value per example), a contribution has a standard error: that of the mean of the differences, example by
-example, and for a loss that of a ratio.
-
 So .02 is a fiftieth of the present loss, early and late in training, and at most 1. A share means nothing of a metric
 whose zero is arbitrary, such as the negative log-likelihood of a density: once a value of zero or below was measured,
 the greater of ``|without|`` and ``|reference|`` divides. The tolerances of gates, the margins of rules and rent are in
 units of contributions.
+
+Where the metric is a mean over validation examples whose values are known (`esper.Validation`, or an ``evaluate`` that
+returns one value per example), a contribution has a standard error: that of the mean of the differences, example by
+example, and for a loss that of a ratio.
 
 A *constraint* limits by how much the loss on another set of data may rise, relative to its value before growth. With
 ``excess`` as the sum of ``rise - limit`` over the broken constraints::
@@ -32,8 +32,7 @@ A *constraint* limits by how much the loss on another set of data may rise, rela
     penalty = PENALTY * broken + min(excess, PENALTY * broken)
 
 Each broken constraint so costs at least the whole range of an accuracy. A module without which a constraint would hold
-has a negative contribution, for gates, rules and policies alike, and the grower prunes the module without which
-``excess`` is smallest.
+has a negative contribution, and the grower prunes the module without which ``excess`` is smallest.
 """
 
 from __future__ import annotations
@@ -64,16 +63,6 @@ EXPECTED = (
 
 Metrics = dict[str, float]
 """Metrics of a model on validation data, by name; ``loss`` is always among them."""
-
-
-class Score(NamedTuple):
-    """Loss and accuracy of a model on one validation set; may be tensors with one value per example."""
-
-    loss: float | Tensor
-    accuracy: float | Tensor | None = None
-    """A fraction in [0, 1]; None if the task has no accuracy."""
-
-
 Limits = Annotated[
     Mapping[str, NonNegativeFloat],
     Advice(
@@ -84,12 +73,16 @@ Limits = Annotated[
 """Largest relative increase of the loss that is allowed, by set."""
 
 
-def check_number(value: object, name: str) -> float:
-    """A number, or a tensor or array that holds a single one, as a float; infinite if it is too large for one.
+class Score(NamedTuple):
+    """Loss and accuracy of a model on one validation set; may be tensors with one value per example."""
 
-    Raises:
-        ConfigError: it is something else; the message calls it ``name``.
-    """
+    loss: float | Tensor
+    accuracy: float | Tensor | None = None
+    """A fraction in [0, 1]; None if the task has no accuracy."""
+
+
+def check_number(value: object, name: str) -> float:
+    """A number, or a tensor or array that holds a single one, as a float; infinite if it is too large for one."""
     if isinstance(value, ExampleMean):
         return value
     try:
@@ -100,22 +93,8 @@ def check_number(value: object, name: str) -> float:
         ) from error
 
 
-def read_figure(value: object, name: str) -> float:
-    """A figure that ``evaluate`` returned: the mean of one value per example ``[N]``, or a number as of `check_number`.
-
-    Raises:
-        ConfigError: it is something else; the message calls it ``name``.
-    """
-    mean = ExampleMean.read(value)
-    return check_number(value, name) if mean is None else mean
-
-
 def parse_metrics(result: object) -> Metrics:
-    """The checked metrics in a ``result`` of ``evaluate``: a loss, a pair of loss and accuracy, or a mapping.
-
-    Raises:
-        ConfigError: the result is none of `EXPECTED`, or the accuracy is no fraction.
-    """
+    """The checked metrics in a ``result`` of ``evaluate``: a loss, a pair of loss and accuracy, or a mapping."""
     metrics = _name_metrics(result)
     loss, accuracy = metrics[LOSS], metrics.get(ACCURACY)
     # With a loss that is not finite any accuracy will do: training may have blown up.
@@ -133,32 +112,37 @@ def parse_metrics(result: object) -> Metrics:
 
 
 def _name_metrics(result: object) -> Metrics:
+    named: dict[Any, Any] = {}
     if isinstance(result, Mapping):
-        metrics = cast("Mapping[Any, Any]", result)
-        if LOSS in metrics and all(isinstance(name, str) for name in metrics):
-            return {name: read_figure(value, f"{name!r} of what evaluate returned") for name, value in metrics.items()}
+        named = dict(cast("Mapping[Any, Any]", result))
     elif isinstance(result, tuple | list):
         pair = cast("Sequence[Any]", result)
-        if len(pair) == 2:
-            names = LOSS, ACCURACY
-            return {
-                name: read_figure(value, f"the {name} of evaluate") for name, value in zip(names, pair, strict=True)
-            }
+        named = dict(zip((LOSS, ACCURACY), pair, strict=True)) if len(pair) == 2 else {}
     else:
         try:
             return {LOSS: check_number(result, "the loss of evaluate")}
         except ConfigError:
             pass  # the message below lists all that is accepted
-    raise ConfigError(f"evaluate returned {describe_value(cast(object, result))}: it must return {EXPECTED}")
+    if LOSS not in named or not all(isinstance(name, str) for name in named):
+        raise ConfigError(f"evaluate returned {describe_value(result)}: it must return {EXPECTED}")
+    return {name: _read_figure(value, f"{name!r} of what evaluate returned") for name, value in named.items()}
+
+
+def _read_figure(value: object, name: str) -> float:
+    """The mean of one value per example ``[N]``, or a number."""
+    mean = ExampleMean.read(value)
+    return check_number(value, name) if mean is None else mean
+
+
+def name_loss(name: str) -> str:
+    """The name of a constrained set's loss among the metrics."""
+    return f"{name} {LOSS}"
 
 
 class ConstraintSet:
     """Limits on the losses of other sets of validation data than the ``objective``, which growth is about.
 
     An objective of None: ``evaluate`` measures a single set, without a name.
-
-    Raises:
-        ConfigError: there is a limit on the objective.
     """
 
     def __init__(self, objective: str | None, limits: Mapping[str, float]) -> None:
@@ -169,11 +153,7 @@ class ConstraintSet:
         """Losses before growth, by set."""
 
     def parse_metrics(self, result: object) -> Metrics:
-        """The checked metrics in a ``result`` of ``evaluate``: those of the objective, and ``NAME loss`` of other sets.
-
-        Raises:
-            ConfigError: the result lacks a set, or holds something else than a `Score` for it.
-        """
+        """The checked metrics in a ``result`` of ``evaluate``: those of the objective, and ``NAME loss`` of others."""
         if self.objective is None:
             return parse_metrics(result)
         names = [self.objective, *self.limits]
@@ -182,16 +162,21 @@ class ConstraintSet:
                 f"evaluate returned {describe_value(cast(object, result))}: it must return a mapping from "
                 f"{', '.join(names)} to an esper.grower.scores.Score(loss=..., accuracy=...) each"
             )
-        sets = cast("Mapping[Any, Any]", result)
-        metrics = _parse_score(self.objective, sets[self.objective])
-        return metrics | {name_loss(name): _parse_score(name, sets[name])[LOSS] for name in self.limits}
+        found: dict[str, Metrics] = {}
+        for name in names:
+            value: object = result[name]
+            if not isinstance(value, Score):
+                raise ConfigError(
+                    f"evaluate returned {describe_value(value)} for {name!r}: give an esper.grower.scores.Score"
+                )
+            parts = {part: number for part, number in value._asdict().items() if number is not None or part == LOSS}
+            found[name] = parse_metrics(
+                {part: _read_figure(number, f"the {part} of {name!r}") for part, number in parts.items()}
+            )
+        return found[self.objective] | {name_loss(name): found[name][LOSS] for name in self.limits}
 
     def set_references(self, metrics: Metrics) -> None:
-        """Take the losses of the model before growth as the ones that limits are relative to.
-
-        Raises:
-            ConfigError: a loss is not finite or not above zero.
-        """
+        """Take the losses of the model before growth as the ones that limits are relative to."""
         for name in self.limits:
             loss = metrics[name_loss(name)]
             if not (math.isfinite(loss) and loss > 0):
@@ -222,28 +207,12 @@ class ConstraintSet:
         return "".join(f"; {name} loss up {rise:.1%}, at most {self.limits[name]:.1%}" for name, rise in broken.items())
 
 
-def name_loss(name: str) -> str:
-    """The name of a constrained set's loss among the metrics."""
-    return f"{name} {LOSS}"
-
-
-def _parse_score(name: str, value: Any) -> Metrics:
-    """The checked metrics in the `Score` of the set of that name."""
-    if not isinstance(value, Score):
-        raise ConfigError(f"evaluate returned {describe_value(value)} for {name!r}: give an esper.grower.scores.Score")
-    metrics = {LOSS: value.loss} if value.accuracy is None else {LOSS: value.loss, ACCURACY: value.accuracy}
-    return parse_metrics({part: read_figure(number, f"the {part} of {name!r}") for part, number in metrics.items()})
-
-
 class Scores:
     """Computes the score of one model from its metrics, relative to the first that are measured.
 
     Without a ``metric`` it is accuracy where there is one, and otherwise the loss. Without ``classes`` there are as
     many as ``outputs``, if there is an accuracy. A model that was ``trained`` before may start worse than guessing: the
     reference of the loss is then at least the first loss. ``penalty`` computes what is taken off the score.
-
-    Raises:
-        ConfigError: metric and direction do not fit together.
     """
 
     def __init__(
@@ -265,16 +234,13 @@ class Scores:
                 f"{'higher' if directions[metric] else 'lower'} is better: omit higher_is_better, or use another name "
                 "for another metric"
             )
-        self._penalty = penalty
-        self._trained = trained
+        # Attributes, by name, are what is saved.
+        self._penalty, self._trained = penalty, trained
         self.metric = metric or ""
         """Empty until it is known."""
-        self._is_named = metric is not None
-        self._higher_is_better = higher_is_better
-        self._classes = classes or 0
-        self._outputs = outputs or 0
-        self._has_reference = False
-        self._reference = UNKNOWN
+        self._is_named, self._higher_is_better = metric is not None, higher_is_better
+        self._classes, self._outputs = classes or 0, outputs or 0
+        self._has_reference, self._reference = False, UNKNOWN
         self._first_train_loss = self._first_loss = self._first_accuracy = UNKNOWN
         self._lowest = UNKNOWN
         """The lowest value of the metric so far, with or without modules."""
@@ -286,14 +252,9 @@ class Scores:
         """The score of guessing, where the number of classes is known; otherwise the first that was measured."""
 
     def set_reference(self, metrics: Metrics, train_loss: float) -> None:
-        """Take the first finite metrics as the reference of scores; later ones change nothing.
-
-        Raises:
-            ConfigError: the metric is missing, or the number of classes of an accuracy is not known.
-        """
+        """Take the first finite metrics as the reference of scores; later ones change nothing."""
         metric = self.metric or (ACCURACY if ACCURACY in metrics else LOSS)
-        value = self._get_value(metrics, metric)
-        value, loss = float(value), float(metrics[LOSS])
+        value, loss = float(self._read(metrics, metric)), float(metrics[LOSS])
         if self._has_reference or not (math.isfinite(loss) and math.isfinite(value)):
             return
         # An accuracy shows that the outputs are classes.
@@ -318,13 +279,8 @@ class Scores:
         else:
             self.chance_score, self._reference = 0.0, self.chance_loss if metric == LOSS else value
 
-    def compute_score(self, metrics: Metrics) -> float:
-        """The score; NaN before the first finite metrics, and where the metric is not finite.
-
-        Raises:
-            ConfigError: the metric is missing, is NaN or infinitely good although the loss is finite, or there is an
-                accuracy now but was none at first.
-        """
+    def get_value(self, metrics: Metrics) -> float:
+        """The metric that growth is about, in its own units; NaN before the first finite metrics."""
         if not self._has_reference:
             return UNKNOWN
         if ACCURACY in metrics and not self._is_named and self.metric == LOSS:
@@ -332,51 +288,40 @@ class Scores:
                 "the metric is the loss, because the first measurement had no accuracy, but this one has: always pass "
                 "the accuracy to step with val_loss, or choose the metric with esper.Metric"
             )
-        value = self._get_value(metrics, self.metric)
+        return self._read(metrics, self.metric)
+
+    def compute_score(self, metrics: Metrics) -> float:
+        """The score; NaN before the first finite metrics, and where the metric is not finite."""
+        if not self._has_reference:
+            return UNKNOWN
+        value = self.get_value(metrics)
         score = value if self._rises(self.metric) else _relative_improvement(value, self._reference)
         return score - self._penalty(metrics)
 
     def record_values(self, measured: Iterable[Metrics]) -> None:
-        """Record whether the metric can be zero or negative; call it with all that was measured at once, first.
-
-        Raises:
-            ConfigError: as `compute_score`.
-        """
+        """Record whether the metric can be zero or negative; call it with all that was measured at once, first."""
         if self._has_reference:
-            values = (self._get_value(metrics, self.metric) for metrics in measured)
-            self._lowest = float(np.fmin.reduce([self._lowest, *values]))
+            self._lowest = float(np.fmin.reduce([self._lowest, *map(self.get_value, measured)]))
 
-    def compute_contribution(self, baseline: Metrics, toggled: Metrics, *, counts: bool) -> float:
-        """What a module is worth; NaN before the first finite metrics, and where a metric is not known.
+    def compute_contribution(self, baseline: Metrics, toggled: Metrics, *, counts: bool) -> tuple[float, float]:
+        """What a module is worth, with its standard error over validation examples; NaN where either is not known.
 
         In ``toggled`` the module is switched off if it ``counts`` in the model as it is, and switched on otherwise.
-
-        Raises:
-            ConfigError: as `compute_score`.
         """
-        gain = self.compute_score(baseline) - self.compute_score(toggled)
-        if self._has_reference and not self._rises(self.metric):
-            value, other = self.get_value(baseline), self.get_value(toggled)
-            without = other if counts else value
-            # A share of the value without the module, if the metric has always been above zero. Where that is infinite,
-            # all of it is gone.
-            size = abs(without) if self._lowest > 0 else max(abs(without), abs(self._reference))
-            infinite = math.isinf(without) and value != other
-            share = math.copysign(1.0, other - value) if infinite else (other - value) / (size or 1.0)
-            gain = share - (self._penalty(baseline) - self._penalty(toggled))
-        return gain if counts else -gain
-
-    def compute_contribution_error(self, baseline: Metrics, toggled: Metrics, *, counts: bool) -> float:
-        """The standard error of the contribution of the same arguments over validation examples; NaN if unknown."""
-        if not self._has_reference:
-            return UNKNOWN
         value, other = self.get_value(baseline), self.get_value(toggled)
-        if self._rises(self.metric):
-            return compute_difference_error(value, other)
-        without, with_module = (other, value) if counts else (value, other)
-        if self._lowest > 0 and without != 0:
-            return compute_difference_error(with_module, without, 1 - with_module / without) / abs(without)
-        return compute_difference_error(value, other) / (max(abs(without), abs(self._reference)) or 1.0)
+        if not self._has_reference or self._rises(self.metric):
+            gain = self.compute_score(baseline) - self.compute_score(toggled)
+            return gain if counts else -gain, compute_difference_error(value, other)
+        # A share of the value without the module, if the metric has always been above zero.
+        with_module, without = (value, other) if counts else (other, value)
+        is_share = self._lowest > 0 and without != 0
+        size = (abs(without) if self._lowest > 0 else max(abs(without), abs(self._reference))) or 1.0
+        # Where the value without the module is infinite, all of it is gone.
+        infinite = math.isinf(without) and value != other
+        share = math.copysign(1.0, other - value) if infinite else (other - value) / size
+        gain = share - (self._penalty(baseline) - self._penalty(toggled))
+        error = compute_difference_error(with_module, without, 1 - with_module / without if is_share else 0.0) / size
+        return gain if counts else -gain, error
 
     def compute_progress(self, metrics: Metrics | None) -> float | None:
         """The value whose fall is progress, NaN without metrics; None: the loss is that value."""
@@ -391,16 +336,8 @@ class Scores:
         rises = self._rises(self.metric)
         return RunMetric(self.metric, rises, None if rises else self._reference)
 
-    def get_value(self, metrics: Metrics) -> float:
-        """The metric that growth is about, in its own units; NaN before the first finite metrics."""
-        return self._get_value(metrics, self.metric) if self._has_reference else UNKNOWN
-
     def check_train_accuracy(self, accuracy: float) -> None:
-        """Refuse a training accuracy, NaN where it is not known, if growth is about another metric.
-
-        Raises:
-            ConfigError: growth is about another metric.
-        """
+        """Refuse a training accuracy, NaN where it is not known, if growth is about another metric."""
         if not math.isnan(accuracy) and self.metric not in ("", ACCURACY):
             raise ConfigError(f"train_accuracy has no use when the metric is {self.metric!r}: omit it")
 
@@ -453,19 +390,14 @@ class Scores:
         return {name: value for name, value in vars(self).items() if name != "_penalty"}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where `state_dict` was called.
-
-        Raises:
-            CheckpointError: the state lacks a value, or holds one of another type.
-        """
-        # States of version 0.2 have no lowest value.
-        vars(self).update(from_plain(self.state_dict(), {"_lowest": UNKNOWN, **state}, "scores"))
+        """Continue where `state_dict` was called."""
+        vars(self).update(from_plain(self.state_dict(), state, "scores"))
 
     def _rises(self, metric: str) -> bool:
         """Whether higher is better."""
         return metric == ACCURACY if self._higher_is_better is None else self._higher_is_better
 
-    def _get_value(self, metrics: Metrics, metric: str) -> float:
+    def _read(self, metrics: Metrics, metric: str) -> float:
         """The value of ``metric``, which may be infinitely bad, as where training blew up."""
         if metric not in metrics:
             raise ConfigError(
