@@ -345,7 +345,7 @@ def test_however_short_a_growth_it_is_looked_at_while_seeds_may_be_planted(horiz
     assert isinstance(controller, LookRule)
     assert controller.promise is not None
     usual = LookSettings()
-    stop = timing.fit_stop_after(usual.stop_after, timing.fit_probation(usual.probation), 1)
+    _, stop = timing.fit_probation(usual.probation, usual.stop_after, 1)
     may_plant = [one for one in range(1, timing.horizon + 1) if timing.compute_progress(one) <= stop + 1e-6]
     looks = [one for one in may_plant if controller.promise.is_due(np.array([one]))[0]]
     assert len(looks) >= min(3, len(may_plant) - 1, 1 + len(may_plant) // 2)

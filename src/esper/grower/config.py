@@ -62,7 +62,6 @@ def _read_controller(value: Any) -> Any:
     return cast("object", value)
 
 
-_CLASSES_ADVICE = Advice("give the number of classes (classes=2 for one yes/no output)")
 STATE_VERSION = 9
 """Version of the state that `esper.Grower.state_dict` returns."""
 _SIGNATURE = ("classes", "seed")
@@ -89,7 +88,7 @@ class GrowerConfig(Settings):
     horizon: PositiveInt | None = None
     """Planned number of decisions. Controllers observe the elapsed fraction and stop planting near the end. None:
     open-ended; controllers then assume 100 decisions and observe an elapsed fraction of at most 1/2, so they keep
-    planting. `Grower.finish` judges unfinished modules in either case."""
+    planting. `Grower.finish` decides on unfinished modules in either case."""
     rules: InstanceOf[Rules] | None = None
     """Which operations are allowed; None: the rules the controller was trained with, or the defaults."""
     growth: GrowthConfig = GrowthConfig()
@@ -103,7 +102,7 @@ class GrowerConfig(Settings):
     costs in this unit. Policies are trained with parameters."""
     train_size: PositiveInt = 1000
     """Number of training examples, which trained policies observe."""
-    classes: Annotated[AtLeastTwo, _CLASSES_ADVICE] | None = None
+    classes: Annotated[AtLeastTwo, Advice("give the number of classes (classes=2 for one yes/no output)")] | None = None
     """Number of classes, or vocabulary size of a language model. Losses must then be cross-entropies in nats, and are
     scored relative to uniform guessing. None: the number of the model's outputs if ``evaluate`` gives an accuracy;
     otherwise losses are scored relative to the first measured loss."""
@@ -135,11 +134,7 @@ class GrowerConfig(Settings):
         return self
 
     def override(self, fields: Mapping[str, Any]) -> GrowerConfig:
-        """A copy of this configuration with new values for ``fields``.
-
-        Raises:
-            ConfigError: a field does not exist, or a value is invalid.
-        """
+        """A copy of this configuration with new values for ``fields``."""
         names = type(self).model_fields
         unknown = next((name for name in fields if name not in names), None)
         if unknown is not None:
@@ -224,7 +219,7 @@ HORIZON = 100
 """Decisions that controllers reckon with where the number is not planned."""
 MAX_UNPLANNED_PROGRESS = 0.5
 """Most progress that controllers see where the number of decisions is not planned: until then every rule plants."""
-TRIALS_PER_HORIZON = 4
+PROBATIONS_PER_HORIZON = 4
 """A probation takes at most one part in so many of the horizon."""
 MIN_LOOKS = 3
 """Looks while modules may be planted, if growth is long enough for as many."""
@@ -263,43 +258,16 @@ class Timing:
                 "use controller 'none'"
             )
 
-    def fit_probation(self, default: int) -> int:
-        """Decisions for which a rule holds a module before it judges it: ``default``, or fewer in a short growth."""
-        return min(default, max(self.horizon // TRIALS_PER_HORIZON, 1))
+    def fit_probation(self, probation: int, stop_after: float, at_a_time: int) -> tuple[int, float]:
+        """A rule's probation, and the share of growth after which it plants nothing: less than given in a short growth.
 
-    def fit_stop_after(self, default: float, probation: int, at_a_time: int) -> float:
-        """The share of growth after which a rule plants nothing: ``default``, or less in a short growth.
-
-        Every module can then be judged after probation before the end. In a very short growth the last ones are left
-        unfinished, and `esper.Grower.finish` judges them.
+        Every module can then be decided on before the end. In a very short growth `esper.Grower.finish` decides on the
+        last ones.
         """
+        probation = min(probation, max(self.horizon // PROBATIONS_PER_HORIZON, 1))
         needed = 1 + _BEFORE_BLENDING + min(self.rules.tempos) + probation + at_a_time
         latest = max(self.horizon - needed, self.horizon // PLANTING_PART)
-        return min(default, latest / self.horizon)
-
-    def fit_latest_start(self, default: float, modules: int) -> float:
-        """The share of growth at which a rule must start to plant that many modules, one per decision.
-
-        It is ``default``, or less in a short growth, so that all of them count fully at the end.
-        """
-        needed = _BEFORE_BLENDING + min(self.rules.tempos) + modules + _BEFORE_END
-        return min(default, max(self.horizon - needed, 0) / self.horizon)
-
-    def fit_promise(self, default: PromiseSettings, stop_after: float) -> PromiseSettings:
-        """When a rule looks: by ``default``, or earlier and more often, to look a few times while it may plant."""
-        latest = max(int(stop_after * self.horizon + ROUNDING), 1)
-        first = min(default.first, latest)
-        every = min(default.every, max((latest - first) // (MIN_LOOKS - 1), 1))
-        return default.model_copy(update={"first": first, "every": every})
-
-    def fit_early(self, default: float, first: int, slots: int) -> float:
-        """The share of growth in which a rule plants decision after decision: ``default``, or more in a short growth.
-
-        It is then long enough for every slot, one decision each from the ``first`` look on, but ends with the first
-        third of growth.
-        """
-        needed = min(first + slots - 1, self.horizon // PLANTING_PART)
-        return max(default, needed / self.horizon)
+        return probation, min(stop_after, latest / self.horizon)
 
 
 ALL_AT_START = "all_at_start"
@@ -352,26 +320,31 @@ def _make_rule(name: str, timing: Timing, parameters: Ints, compatible: Bools) -
         plantings = [Planting(0, slot, int(largest[slot])) for slot in slots]
         if name == ALL_AT_START:
             return Schedule(plantings, timing.horizon, ALL_AT_START)
-        latest = timing.fit_latest_start(PLATEAU_LATEST, len(plantings))
+        # One per decision, and early enough for all of them to count fully at the end.
+        needed = _BEFORE_BLENDING + min(timing.rules.tempos) + len(plantings) + _BEFORE_END
+        latest = min(PLATEAU_LATEST, max(timing.horizon - needed, 0) / timing.horizon)
         return Schedule(plantings, timing.horizon, ALL_AT_PLATEAU, patience=PLATEAU_PATIENCE, latest=latest)
 
-    # Slot and blueprint in the order of trial: the smallest blueprint first, and each from the last slot to the first.
+    # Slot and blueprint in the order of planting: the smallest blueprint first, each from the last slot to the first.
     slots, kinds = compatible.nonzero()
     pairs = zip(slots.tolist(), kinds.tolist(), strict=True)
     offers = tuple(sorted(pairs, key=lambda pair: (int(parameters[pair]), -pair[0])))
     defaults = HeuristicSettings()
-    probation = timing.fit_probation(defaults.probation)
-    stop_after = timing.fit_stop_after(defaults.stop_after, probation, defaults.at_a_time)
+    probation, stop_after = timing.fit_probation(defaults.probation, defaults.stop_after, defaults.at_a_time)
     if name == Periodic.name:
         return Periodic(PeriodicSettings(plantings=offers, probation=probation, stop_after=stop_after), timing.horizon)
     return Heuristic(HeuristicSettings(preferences=offers, probation=probation, stop_after=stop_after), timing.horizon)
 
 
 def _make_look(timing: Timing, slots: int, default: LookSettings) -> LookRule:
-    probation = timing.fit_probation(default.probation)
-    stop_after = timing.fit_stop_after(default.stop_after, probation, 1)
-    promise = timing.fit_promise(default.promise, stop_after)
-    early = timing.fit_early(default.early, promise.first, slots)
+    probation, stop_after = timing.fit_probation(default.probation, default.stop_after, 1)
+    # It looks earlier and more often than by default, if it has to for a few looks while it may plant.
+    latest = max(int(stop_after * timing.horizon + ROUNDING), 1)
+    first = min(default.promise.first, latest)
+    every = min(default.promise.every, max((latest - first) // (MIN_LOOKS - 1), 1))
+    # Decision after decision it plants long enough for every slot, but at most in the first third of growth.
+    early = max(default.early, min(first + slots - 1, timing.horizon // PLANTING_PART) / timing.horizon)
+    promise = default.promise.model_copy(update={"first": first, "every": every})
     update = {"promise": promise, "early": early, "probation": probation, "stop_after": stop_after}
     return LookRule(default.model_copy(update=update), timing.horizon)
 
