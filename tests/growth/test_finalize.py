@@ -18,7 +18,7 @@ from torch.nn.utils import parametrizations, prune
 import esper
 from esper.errors import ConfigError, ExportError, SlotError
 from esper.growth.attach import attach
-from esper.growth.blueprints.registry import Blueprint, Family, get
+from esper.growth.blueprints.registry import Blueprint, Family
 from esper.growth.finalize import trace_seed
 from esper.growth.model import GrowingModel
 from esper.growth.persist import load, save
@@ -38,13 +38,7 @@ BLENDED = [
 
 WITHOUT_ESPER = """
 import pickle, sys
-
-class Absent:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == "esper":
-            raise ModuleNotFoundError(name)
-
-sys.meta_path.insert(0, Absent())
+sys.modules["esper"] = None  # every import of it fails
 with open(sys.argv[1], "rb") as file:
     model, inputs, expected = pickle.load(file)
 assert (model(inputs) - expected).abs().max() < 1e-6
@@ -139,15 +133,6 @@ def test_what_grew_in_a_tuple_becomes_plain(layer: str, blueprint: str) -> None:
         for size in (1, 7):
             inputs = draw_normal(size, 5, 8, seed=size)
             assert_close(network(inputs), model(inputs))
-
-
-@pytest.mark.parametrize("blend", Blend)
-@pytest.mark.parametrize("blueprint", ["lowrank", "token_mix"])
-def test_every_blend_becomes_plain(blueprint: str, blend: Blend) -> None:
-    model = attach(Tokenwise(), {"first": [blueprint]}, draw_normal(3, 4, 5), causal=False)
-    fossilize(model, "first", blueprint, blend)
-    inputs = draw_normal(6, 4, 5)
-    assert_close(model.finalize()(inputs), model(inputs))
 
 
 @pytest.mark.parametrize("blueprint", ["attention", "token_conv", "gate", "input_skip"])
@@ -280,13 +265,6 @@ def test_what_was_finalized_may_grow_again() -> None:
     assert_close(twice(draw_normal(3, 5)), model(draw_normal(3, 5)))
     assert not torch.allclose(twice(draw_normal(3, 5)), grown_classifier()(draw_normal(3, 5)), atol=1e-3)
     assert {"2.fossil_mlp.inner", "2.fossil_mlp_.inner"} < twice.state_dict().keys()
-
-
-def test_what_grew_is_shown_as_modules_with_names() -> None:
-    plain = grown_classifier().finalize()
-    for one in (plain, copy.deepcopy(plain), pickle.loads(pickle.dumps(plain))):
-        assert "(fossil_mlp): Identity()" in str(one)
-        assert "(fossil_input_skip): Identity()" in str(one)
 
 
 class Branches(nn.ModuleList):
@@ -438,20 +416,6 @@ IN_TURN = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Dropout(0.5))
 
 
 @pytest.mark.parametrize("block", [Stochastic(), IN_TURN], ids=lambda one: type(one).__name__)
-@pytest.mark.filterwarnings("ignore:'block_copy' in slot")
-def test_a_model_that_is_in_training_has_a_plain_one_with_both_modes(block: nn.Module) -> None:
-    model = grown_stochastic(copy.deepcopy(block))
-    plain = model.finalize()
-    assert plain.training
-    model.eval(), plain.eval()
-    for one in (plain, copy.deepcopy(plain), pickle.loads(pickle.dumps(plain))):
-        assert_close(one(draw_normal(7, 5)), model(draw_normal(7, 5)))
-    assert model.slots["1"].training is False
-    compiled = torch.compile(plain, backend="eager", fullgraph=True)
-    assert_close(compiled(draw_normal(7, 5)), model(draw_normal(7, 5)))
-
-
-@pytest.mark.parametrize("block", [Stochastic(), IN_TURN], ids=lambda one: type(one).__name__)
 @pytest.mark.parametrize("trained", [True, False])
 @pytest.mark.filterwarnings("ignore:'block_copy' in slot")
 def test_a_copy_of_a_block_drops_out_and_gathers_statistics_in_the_plain_model(block: nn.Module, trained: bool) -> None:
@@ -507,35 +471,11 @@ def test_a_copy_of_a_block_that_may_run_its_children_is_refused() -> None:
         grown_stochastic(AskingStochastic()).finalize()
 
 
-def test_tracing_leaves_the_mode_of_a_seed() -> None:
-    site = Site(Layout.FEATURES, 3, (), (3,))
-    seed = Seed(get("mlp")(site, generator()), site).train()
-    trace_seed(seed, site, "here")
-    assert all(part.training for part in seed.modules())
-
-
-class Reading(nn.Module):
-    """Context the weight of a layer by itself as well, as a tied autoencoder does."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(5, 6, bias=False)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return self.layer(inputs) @ self.layer.weight
-
-
 def updated(host: nn.Module, name: str) -> GrowingModel:
     """With a low-rank update that is not zero."""
     model = attach(host, {name: ["lora_4"]}, draw_normal(4, 5))
     fossilize(model, name, "lora_4")
     return model
-
-
-def test_a_weight_that_others_read_too_is_found_out() -> None:
-    seeded()
-    with pytest.raises(ExportError, match="added to the weight of 'layer' does not do what its seed did"):
-        updated(Reading(), "layer").finalize()
 
 
 def test_a_forward_that_copies_share_is_found_out() -> None:

@@ -58,19 +58,6 @@ def updated(layer: str, blueprint: str = "lora", alpha: float = 0.7) -> tuple[Gr
 
 
 @pytest.mark.parametrize("layer", LAYERS)
-def test_lora_is_another_weight(layer: str) -> None:
-    model, x = updated(layer)
-    seed, made = model.seeds["layer"].blueprint, model.host.layer
-    assert isinstance(seed, LoRA)
-    change = torch.einsum("or,r...->o...", seed.outer.flatten(1), seed.inner)
-    with torch.no_grad(), model.without_growth():
-        made.weight += 0.7 * change  # of rank 8 and lora_alpha 8
-        moved = made(x * 2).flatten(1)
-        made.weight -= 0.7 * change
-    torch.testing.assert_close(model(x), moved, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("layer", LAYERS)
 def test_what_it_costs_is_what_it_has(layer: str) -> None:
     model, x = updated(layer)
     site, seed = model.slots["layer"].site, model.seeds["layer"]
@@ -141,16 +128,6 @@ def test_units_between_layers_that_share_a_weight_are_refused(readers: tuple[str
     torch.testing.assert_close(model.finalize()(x), model(x))
 
 
-@pytest.mark.parametrize(
-    "layer",
-    [nn.Conv2d(4, 4, 3, groups=2), nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular"), nn.BatchNorm2d(4)],
-    ids=["groups", "circular", "norm"],
-)
-def test_what_has_no_such_weight_is_not_served(layer: nn.Module) -> None:
-    with pytest.raises(SlotError, match="'lora' does not support"):
-        esper.attach(Net(layer), {"layer": ["lora"]}, torch.randn(2, 4, 8, 8))
-
-
 class Tripled(nn.Linear):
     def forward(self, inputs: Tensor) -> Tensor:
         return 3 * super().forward(inputs)
@@ -167,19 +144,41 @@ def hooked(layer: nn.Linear) -> nn.Linear:
 
 def wrapped(layer: nn.Linear) -> nn.Linear:
     original = layer.forward
-    layer.forward = lambda x: original(x).double()
+    layer.forward = lambda x, scale=2.0: scale * original(x)
     return layer
 
 
-@pytest.mark.parametrize(
-    "make",
-    [lambda _: Tripled(WIDTH, WIDTH), parametrizations.weight_norm, nn.utils.weight_norm, pruned, hooked, wrapped],
-    ids=["own forward", "weight norm", "old weight norm", "pruned", "hooked", "wrapped"],
-)
+def emptied(layer: nn.Linear) -> nn.Linear:
+    weight = layer.weight.detach().clone()
+    del layer.weight
+    layer.forward = lambda x: x @ weight.T
+    return layer
+
+
+WITHOUT_WEIGHT: dict[str, Callable[[nn.Linear], nn.Module]] = {
+    "own forward": lambda _: Tripled(WIDTH, WIDTH),
+    "weight norm": parametrizations.weight_norm,
+    "old weight norm": nn.utils.weight_norm,
+    "pruned": pruned,
+    "hooked": hooked,
+    "wrapped": wrapped,
+    "emptied": emptied,
+    "norm": lambda _: nn.BatchNorm1d(WIDTH),
+    "groups": lambda _: nn.Conv1d(WIDTH, WIDTH, 3, groups=2),
+    "circular": lambda _: nn.Conv1d(WIDTH, WIDTH, 3, padding=1, padding_mode="circular"),
+}
+
+
+@pytest.mark.parametrize("make", WITHOUT_WEIGHT.values(), ids=WITHOUT_WEIGHT)
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_layers_that_use_another_weight_than_their_own_are_not_served(make: Callable[[nn.Linear], nn.Module]) -> None:
+def test_layers_without_a_weight_to_update_get_no_lora_and_other_blueprints(
+    make: Callable[[nn.Linear], nn.Module],
+) -> None:
+    host = Net(make(nn.Linear(WIDTH, WIDTH)))
+    x = torch.randn(3, WIDTH, 5) if isinstance(host.layer, nn.Conv1d) else torch.randn(3, WIDTH)
     with pytest.raises(SlotError, match="'lora' does not support"):
-        esper.attach(Net(make(nn.Linear(WIDTH, WIDTH))), {"layer": ["lora"]}, torch.randn(3, WIDTH))
+        esper.attach(host, {"layer": ["lora"]}, x)
+    esper.attach(host, {"layer": "auto"}, x)
 
 
 def test_hooks_that_change_no_output_are_no_hindrance() -> None:
@@ -239,17 +238,14 @@ def learn(network: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 
 class Stack(nn.Module):
-    """Blocks in a list, which is gone through in turn, or not."""
+    """Blocks in a list, which is gone through in turn."""
 
-    def __init__(self, *, in_turn: bool = True, container: type = nn.ModuleList) -> None:
+    def __init__(self, *, container: type = nn.ModuleList) -> None:
         super().__init__()
         blocks = [TransformerBlock(WIDTH, causal=False) for _ in range(3)]
         self.blocks = container(blocks) if container is nn.ModuleList else container(*blocks)
-        self.in_turn = in_turn
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.in_turn:
-            return self.blocks[2](self.blocks[1](self.blocks[0](x)))
         for block in self.blocks:
             x = block(x)
         return x
@@ -317,19 +313,6 @@ def test_the_plain_model_is_deeper(container: type, blocks: tuple[str, ...]) -> 
     assert all(type(block) is TransformerBlock for block in plain.blocks)
     torch.testing.assert_close(plain(tokens()), model(tokens()), rtol=1e-4, atol=1e-5)
     assert len(model.host.blocks) == 3
-
-
-@pytest.mark.filterwarnings("ignore:'block_copy' in slot")
-def test_a_copy_that_counts_for_less_runs_behind_its_block() -> None:
-    model = copied(Stack(), "blocks.1", alpha=0.5)
-    plain = model.finalize()
-    assert len(plain.blocks) == 3
-    torch.testing.assert_close(plain(tokens()), model(tokens()), rtol=1e-4, atol=1e-5)
-
-
-def test_a_list_that_is_not_gone_through_in_turn_is_found_out() -> None:
-    with pytest.raises(ExportError, match="not run as the next one"):
-        copied(Stack(in_turn=False), "blocks.0").finalize()
 
 
 class Scaled(nn.Module):
@@ -443,30 +426,6 @@ def test_torchs_own_blocks_are_copied_with_their_masks() -> None:
     plain = model.finalize()
     assert len(plain.layers) == 3
     torch.testing.assert_close(plain.train()(x, mask), expected, rtol=1e-4, atol=1e-5)
-
-
-def test_a_layer_that_takes_more_than_its_class_is_attached_to_and_gets_no_lora() -> None:
-    class Scaled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(4, 4)
-            original_forward = self.layer.forward
-            self.layer.forward = lambda features, scale=1.0: scale * original_forward(features)
-
-        def forward(self, features: Tensor) -> Tensor:
-            return self.layer(features, scale=2.0)
-
-    model = esper.attach(Scaled(), {"layer": ["mlp"]}, torch.randn(2, 4))
-    assert not LoRA.supports(model.slots["layer"].site)
-
-
-def test_a_layer_whose_weight_is_elsewhere_is_attached_to_and_gets_no_lora() -> None:
-    layer = nn.Linear(4, 4)
-    weight = layer.weight.detach().clone()
-    del layer.weight
-    layer.forward = lambda features: features @ weight.T
-    model = esper.attach(nn.Sequential(layer), {"0": ["mlp"]}, torch.randn(2, 4))
-    assert not LoRA.supports(model.slots["0"].site)
 
 
 class Penalised(Net):

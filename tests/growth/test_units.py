@@ -21,7 +21,6 @@ from esper.growth.blueprints.registry import get
 from esper.growth.blueprints.units import Units
 from esper.growth.model import GrowingModel
 from esper.growth.promise import compute_promise
-from esper.lifecycle.actions import Blend
 from esper.numerics.random_streams import module_generator
 from factories import EncoderClassifier, draw_normal, generator
 
@@ -192,15 +191,6 @@ def test_a_file_that_names_the_layers_alone_is_refused(tmp_path: Path) -> None:
         esper.load(tmp_path, make().double(), x[:2].double())
 
 
-def test_the_contract() -> None:
-    x = draw_normal(6, 5)
-    model = esper.attach(nn.Sequential(nn.Linear(5, 9), nn.ReLU(), nn.Linear(9, 3)), {("0", "1", "2"): ["units_8"]}, x)
-    grow(model, alpha=1.0)
-    plain = merged(model)
-    assert (plain[0].out_features, plain[2].in_features, len(plain)) == (17, 17, 3)
-    torch.testing.assert_close(plain(x), model(x), rtol=0, atol=1e-5)
-
-
 def test_units_are_an_eighth_of_those_that_there_are() -> None:
     for width, units in ((4, 1), (9, 1), (64, 8)):
         net = nn.Sequential(nn.Linear(5, width), nn.ReLU(), nn.Linear(width, 3))
@@ -287,23 +277,6 @@ def test_frozen_layers_stay_and_new_units_learn() -> None:
     torch.testing.assert_close(plain(x), model(x), rtol=1e-12, atol=1e-12)
     assert torch.equal(plain[0].weight[:9], model.host[0].weight)
     assert all(parameter.requires_grad for parameter in plain.parameters())
-
-
-def test_moments_of_the_host_survive() -> None:
-    model, x = attached(CASES["linear"]), CASES["linear"][2].double()
-    optimizer = torch.optim.AdamW(model.parameter_groups(lr=0.1))
-    model.link(optimizer)
-    model(x).square().sum().backward()
-    optimizer.step()
-    before = {parameter: state["exp_avg"].clone() for parameter, state in optimizer.state.items()}
-    grow(model)
-    assert all(torch.equal(optimizer.state[parameter]["exp_avg"], value) for parameter, value in before.items())
-
-
-def test_only_what_is_added_has_a_blend() -> None:
-    model = attached(CASES["linear"])
-    with pytest.raises(SlotError, match="only adds"):
-        model.slots["2"].germinate("units_4", blend=Blend.GATE)
 
 
 def test_a_weight_that_is_computed_by_now_is_refused() -> None:

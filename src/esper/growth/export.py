@@ -27,7 +27,7 @@ TOLERANCE = 1e-5
 
 @check_arguments(ExportError, model="give an nn.Module, such as finalize() returns", path="give the path of a file")
 def export(model: nn.Module, path: FilePath, example_input: Arguments) -> None:
-    """Export ``model`` in evaluation mode to the file ``path``, for any batch size.
+    """Export ``model``, from `GrowingModel.finalize`, in evaluation mode to the file ``path``, for any batch size.
 
     A name that ends in ``.pt2`` gives a file for `torch.export.load`, one in ``.onnx`` one for ONNX (extra ``onnx``).
     It is run on a batch of another size before it replaces an older file: its outputs must equal the model's to 1e-5,
@@ -35,7 +35,7 @@ def export(model: nn.Module, path: FilePath, example_input: Arguments) -> None:
     in the tuples, lists, dictionaries and objects (Hugging Face's `ModelOutput`) that the model returns.
 
     Args:
-        model: From `GrowingModel.finalize`, or any other module.
+        model: Any module that does not grow.
         path: Path of the file.
         example_input: Arguments of the model; tensors only. Those as long as the first one have the batch first.
 

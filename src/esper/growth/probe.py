@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -31,60 +31,25 @@ from esper.growth.hooks import (
     list_named_modules,
     replace_features,
 )
-from esper.growth.positions import (
-    CallRecorder,
-    pad_nested,
-)
-from esper.growth.site import Layer, Layout, Site
+from esper.growth.positions import CallRecorder, pad_nested
+from esper.growth.site import CHANNELS_LAST, Layer, Layout, Site
 from esper.numerics.flops import count_flops
 from esper.numerics.modules import keep_modes
 
 _LAYOUT_BY_RANK = {2: Layout.FEATURES, 3: Layout.TOKENS, 4: Layout.IMAGE}
+_PLAIN_LAYERS = (nn.Linear.forward, nn.Conv1d.forward, nn.Conv2d.forward)
+_CHANNEL_FIRST_TYPES = (nn.Conv1d, nn.ConvTranspose1d, nn.BatchNorm1d, nn.GroupNorm, nn.MaxPool1d, nn.AvgPool1d)
 
 
-@dataclass
-class _RecordedOutput:
-    """One call of a module, and its output."""
+class _RecordedCall(NamedTuple):
+    """One call of a module."""
 
     output: Any
+    """Its output, or the first element of the tuple that it returned."""
     in_tuple: bool
-    """Whether the module returned a tuple whose first element is the output."""
     keeps_shape: bool
     unaltered: bool
     call: LayerCall
-
-
-class _OutputRecorder:
-    """Records calls and outputs of modules, until `remove`."""
-
-    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
-        self.records: dict[str, list[_RecordedOutput]] = {}
-        self._hooks = [
-            module.register_forward_hook(partial(self._record, name), with_kwargs=True)
-            for name, module in modules.items()
-        ]
-
-    def _record(
-        self, name: str, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any
-    ) -> None:
-        call = LayerCall(arguments, keywords)
-        # A copy of a block can follow it if its output can be its input.
-        first, keeps_shape = call.first_argument, False
-        if first is not None and isinstance(output, Tensor) and not output.is_nested:
-            keeps_shape = (first.shape, first.dtype) == (output.shape, output.dtype)
-        record = _RecordedOutput(
-            output=_pad_if_nested(find_features(output)),
-            in_tuple=holds_features(output),
-            keeps_shape=keeps_shape,
-            unaltered=type(module).forward not in _PLAIN_LAYERS or is_unaltered(module, call, output),
-            call=call,
-        )
-        self.records.setdefault(name, []).append(record)
-
-    def remove(self) -> None:
-        """Remove the hooks."""
-        for hook in self._hooks:
-            hook.remove()
 
 
 class ProbeResult(NamedTuple):
@@ -127,7 +92,7 @@ def probe(
         host: Any module.
         names: Names of submodules.
         example_input: A batch of arguments of the host.
-        causal: Whether no token may depend on later ones; None: detected by changing the last of at least two tokens.
+        causal: Whether no token may depend on later ones; None: found out by changing the last of two or more tokens.
         with_branch_outputs: Names of the submodules for which to find the `Layer.branch_outputs`, too.
         chains: Names of modules between which hidden units may grow, to find the `Site.hidden` of the last one, too.
         frozen: Names of the submodules that will stay in evaluation mode; ``""`` is the host itself.
@@ -140,7 +105,24 @@ def probe(
             "batch first, so that the batch axis can be identified"
         )
     # Run the host in evaluation mode and record all calls; then count FLOPs.
-    calls, outputs = CallRecorder(host, len(inputs)), _OutputRecorder(modules)
+    recorded: dict[str, list[_RecordedCall]] = {}
+
+    def record(
+        name: str, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], returned: Any
+    ) -> None:
+        call, output = LayerCall(arguments, keywords), find_features(returned)
+        # A copy of a block can follow it if its output can be its input.
+        first, keeps_shape = call.first_argument, False
+        if first is not None and isinstance(returned, Tensor) and not returned.is_nested:
+            keeps_shape = (first.shape, first.dtype) == (returned.shape, returned.dtype)
+        unaltered = type(module).forward not in _PLAIN_LAYERS or is_unaltered(module, call, returned)
+        if isinstance(output, Tensor) and output.is_nested:
+            output = pad_nested(output)
+        record = _RecordedCall(output, holds_features(returned), keeps_shape, unaltered, call)
+        recorded.setdefault(name, []).append(record)
+
+    calls = CallRecorder(host, len(inputs))
+    hooks = [module.register_forward_hook(partial(record, name), with_kwargs=True) for name, module in modules.items()]
     try:
         with keep_modes(host), torch.no_grad():
             host.eval()
@@ -150,63 +132,69 @@ def probe(
                 raise SlotError(describe_failure(host, example_input, error)) from error
             returned = find_output_tensor(output)
             # Counting FLOPs and detecting causality run the host again, without hooks.
-            calls.remove()
-            outputs.remove()
+            for hook in (calls, *hooks):
+                hook.remove()
             counted = count_flops(host, lambda: call_host(host, example_input), modules, frozen=frozen)
             if causal is None:
                 causal = is_causal(lambda changed: call_host(host, replace_input(example_input, changed)), inputs)
     finally:
-        calls.remove()
-        outputs.remove()
+        for hook in (calls, *hooks):
+            hook.remove()
     # Describe the layers and their features.
     hidden = {chain[-1]: find_hidden(host, chain, lambda: call_host(host, example_input)) for chain in chains}
     for name in names:
-        records = outputs.records.get(name, [])
+        records = recorded.get(name, [])
         problem = _find_problem(name, [record.output for record in records], len(inputs))
         if not problem and records[0].in_tuple and not _reads_features(host, example_input, modules[name]):
             problem = (
                 f"submodule {name!r} returns a tuple, and the model's output does not depend on its first element, "
                 "where a slot would be (of a recurrent layer, the outputs at all positions)"
             )
-        if problem and inputs.dim() == 1 and isinstance(records[0].output, Tensor) and records[0].output.dim() == 1:
-            raise SlotError(
-                f"{problem}; the example input has shape {tuple(inputs.shape)}: if that is one example, give a batch "
-                f"of {FEWEST_EXAMPLES} or more, [B, ...]"
-            )
         if problem:
-            raise SlotError(f"{problem}; {_ADD_IDENTITY}")
+            advice = (
+                "name a submodule around it or within it, or add an identity to the model (self.grow = nn.Identity()), "
+                "pass a tensor through it in forward (x = self.grow(x)), and name 'grow'"
+            )
+            if inputs.dim() == 1 and records and isinstance(records[0].output, Tensor) and records[0].output.dim() == 1:
+                advice = (
+                    f"the example input has shape {tuple(inputs.shape)}: if that is one example, give a batch of "
+                    f"{FEWEST_EXAMPLES} or more, [B, ...]"
+                )
+            raise SlotError(f"{problem}; {advice}")
     sites: dict[str, Site] = {}
-    for name, (record, *_) in outputs.records.items():
+    for name, (call, *_) in recorded.items():
         module = modules[name]
         # Seeds get the dtype and device of the features if a parameter has this dtype (under autocast none has), or
         # else those of the first parameter of the module or the host.
         floating = [part for owner in (module, host) for part in owner.parameters() if part.is_floating_point()]
-        like: Tensor = record.output
+        like: Tensor = call.output
         if all(part.dtype != like.dtype for part in floating):
             like = next(iter(floating), like)
         layer = Layer(
             module=module,
             flops=counted.parts[name] // len(inputs),
-            keeps_shape=record.keeps_shape,
-            single_argument=record.call.has_single_argument,
+            keeps_shape=call.keeps_shape,
+            single_argument=call.call.has_single_argument,
             like=torch.zeros((), device=like.device, dtype=like.dtype if like.is_floating_point() else None),
             trainable=frozenset(path for path, values in module.named_parameters() if values.requires_grad),
-            unaltered=record.unaltered,
-            in_tuple=record.in_tuple,
+            unaltered=call.unaltered,
+            in_tuple=call.in_tuple,
         )
         if name in with_branch_outputs and layer.keeps_shape and not layer.quantised:
-            layer = replace(layer, branch_outputs=find_branch_outputs(module, record.call))
-        sites[name] = replace(_describe_site(layer, record.output, inputs, causal), hidden=hidden.get(name))
+            layer = replace(layer, branch_outputs=find_branch_outputs(module, call.call))
+        layout, shape = _LAYOUT_BY_RANK[call.output.dim()], tuple(call.output.shape)
+        if layout is Layout.TOKENS and any(isinstance(part, _CHANNEL_FIRST_TYPES) for part in module.modules()):
+            layout = Layout.SEQUENCE
+        # Axis 1 has the channels of sequences and images, the last axis those of features and tokens.
+        last = layout in CHANNELS_LAST
+        width, extent = (shape[-1], shape[1:-1]) if last else (shape[1], shape[2:])
+        # Blueprints cannot use indices as an input.
+        input_shape = tuple(inputs.shape[1:]) if inputs.is_floating_point() else ()
+        is_causal_site = causal and layout is Layout.TOKENS
+        sites[name] = Site(layout, width, extent, input_shape, is_causal_site, layer, hidden.get(name))
     channels = None if returned is None else returned.shape[1 if returned.dim() == 4 else -1]
     output_shape = () if returned is None else tuple(returned.shape)
     return ProbeResult(sites, channels, output_shape, counted.total // len(inputs), counted.uncounted, calls.found)
-
-
-_PLAIN_LAYERS = (nn.Linear.forward, nn.Conv1d.forward, nn.Conv2d.forward)
-
-
-def _pad_if_nested(output: Any) -> Any:
-    return pad_nested(output) if isinstance(output, Tensor) and output.is_nested else output
 
 
 def _resolve_modules(host: nn.Module, names: Sequence[str]) -> dict[str, nn.Module]:
@@ -298,12 +286,10 @@ def is_causal(network: Callable[[Tensor], Any], inputs: Tensor) -> bool:
     """Whether the outputs at all earlier positions stay equal when the last position of ``inputs [B, T, ...]`` changes.
 
     False if the output does not have the same T positions along axis 1, or if T is 1. Also True for a network that
-    mixes no positions, and for one whose outputs do not change at all, perhaps because its last layer is still zero,
-    since both may be language models.
+    mixes no positions, and for one whose outputs do not change at all, as both may be language models.
     """
     if inputs.dim() < 2 or inputs.shape[1] < 2:
         return False
-    # Compare the outputs at earlier positions before and after the last position changes.
     before = find_output_tensor(network(inputs))
     if before is None or before.dim() != 3 or before.shape[1] != inputs.shape[1]:
         return False
@@ -316,25 +302,3 @@ def is_causal(network: Callable[[Tensor], Any], inputs: Tensor) -> bool:
     after = find_output_tensor(network(changed))
     assert after is not None
     return torch.allclose(before[:, :-1], after[:, :-1])
-
-
-_ADD_IDENTITY = (
-    "name a submodule around it or within it, or add an identity to the model (self.grow = nn.Identity()), pass a "
-    "tensor through it in forward (x = self.grow(x)), and name 'grow'"
-)
-
-
-_CHANNEL_FIRST_TYPES = (nn.Conv1d, nn.ConvTranspose1d, nn.BatchNorm1d, nn.GroupNorm, nn.MaxPool1d, nn.AvgPool1d)
-
-
-def _describe_site(layer: Layer, output: Tensor, inputs: Tensor, causal: bool) -> Site:
-    layout = _LAYOUT_BY_RANK[output.dim()]
-    if layout is Layout.TOKENS and any(isinstance(part, _CHANNEL_FIRST_TYPES) for part in layer.module.modules()):
-        layout = Layout.SEQUENCE
-    shape = tuple(output.shape)
-    # Blueprints cannot use indices as an input.
-    input_shape = tuple(inputs.shape[1:]) if inputs.is_floating_point() else ()
-    # Axis 1 has the channels of sequences and images, the last axis those of features and tokens.
-    if layout in (Layout.SEQUENCE, Layout.IMAGE):
-        return Site(layout, shape[1], shape[2:], input_shape, layer=layer)
-    return Site(layout, shape[-1], shape[1:-1], input_shape, causal and layout is Layout.TOKENS, layer=layer)

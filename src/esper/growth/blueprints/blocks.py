@@ -21,12 +21,10 @@ class BlockCopy(Blueprint):
     Stacking (Gong et al. 2019; Du et al. 2024, arXiv 2405.15319), faded in by alpha: at alpha 0 the network computes
     what it computes without the copy, at alpha 1 what the deeper network computes, both bit for bit. The copy starts
     from the block's current values, without the seeds inside the block. It receives ``h`` as its first argument, and
-    otherwise the block's own arguments. Parameters that are trainable in the block are trainable in the copy. If the
-    whole block is frozen, those that were trainable before it was frozen are, or all if there are none. Quantised
-    blocks cannot be copied.
+    otherwise the block's own arguments. Trainable in the copy is what is trainable in the block or, if that is frozen
+    as a whole, was so before, or else everything. Quantised blocks cannot be copied.
 
-    Unlike other blueprints, the contribution is not zero at birth, and the copy keeps the block's dropout and running
-    statistics.
+    Unlike other blueprints, the contribution is not zero at birth, and the copy has dropout and running statistics.
     """
 
     name: ClassVar[str] = "block_copy"
@@ -38,7 +36,6 @@ class BlockCopy(Blueprint):
     def __init__(self, site: Site, generator: torch.Generator) -> None:
         super().__init__(site, generator)
         assert site.layer is not None
-        # Frozen parameters of the block stay frozen in the copy, unless the whole block is frozen.
         self.block = copy_block(site.layer.module)
         parameters = dict(site.layer.module.named_parameters())
         trainable = {
@@ -95,9 +92,7 @@ class BlockCopy(Blueprint):
     @classmethod
     def supports(cls, site: Site) -> bool:
         layer = site.layer
-        if layer is None or layer.quantised:
-            return False
-        return super().supports(site) and layer.keeps_shape
+        return super().supports(site) and layer is not None and layer.keeps_shape and not layer.quantised
 
 
 @register
@@ -105,8 +100,7 @@ class BlockZero(BlockCopy):
     """`BlockCopy` with the last layer of every branch set to zero, so that the copy starts as the identity.
 
     Zero-initialised residual branches (Goyal et al. 2017, arXiv 1706.02677, section 5.1; LLaMA Pro, Wu et al. 2024,
-    arXiv 2401.02415). Only blocks of the form ``h + f(h) + ...`` are supported: if anything follows the sum, such as
-    the normalisation of a post-norm block, zeroing layers cannot make the block the identity.
+    arXiv 2401.02415). Only blocks of the form ``h + f(h) + ...`` are supported, without a normalisation of the sum.
     """
 
     name: ClassVar[str] = "block_zero"
@@ -132,13 +126,9 @@ _NOISE = 0.02
 def find_branch_outputs(block: nn.Module, call: LayerCall) -> tuple[str, ...]:
     """Names of the block's parameters that end its branches; empty if zeros there do not make it the identity.
 
-    Parameters are set to zero one by one, from the last used to the first. A parameter stays zero if this changes the
-    output. So in every branch only the last layer becomes zero, and gradients still reach it. The number of calls of
-    the block, in evaluation mode, is about the number of its parameters. Caches are not passed.
-
-    Args:
-        block: Any module; it is not changed.
-        call: Arguments of the block; the identity would return the first one.
+    Parameters of a copy are set to zero one by one, from the last used to the first. A parameter stays zero if this
+    changes the output. So in every branch only the last layer becomes zero, and gradients still reach it. The number of
+    calls with the arguments ``call``, without caches, is about the number of parameters.
     """
     first = call.first_argument
     if first is None:

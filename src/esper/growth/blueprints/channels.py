@@ -68,7 +68,7 @@ class Mlp(Blueprint, Stackable):
         hidden = self.expansion * site.width
         self.inner = he_normal(generator, hidden, site.width, fan_in=site.width)
         self.inner_bias = zeros(generator, hidden)
-        # The output is zero at birth. The outer map gets a gradient at once, the inner one after a step.
+        # The outer map gets a gradient at once, the inner one after a step.
         self.outer = zeros(generator, site.width, hidden)
         self.outer_bias = zeros(generator, site.width)
 
@@ -79,7 +79,6 @@ class Mlp(Blueprint, Stackable):
 
     @classmethod
     def parameters_at(cls, site: Site) -> int:
-        # Two maps and two biases.
         hidden = cls.expansion * site.width
         return 2 * hidden * site.width + hidden + site.width
 
@@ -158,8 +157,7 @@ class LowRank8(LowRank):
 class InputSkip(Blueprint, Stackable):
     """``s(h) = W x + b`` with the network's input ``x``, token by token where the site has tokens; ``W = b = 0``.
 
-    A site with tokens is supported if the network's input has as many tokens, a site with plain features if the input
-    is a plain vector.
+    Tokens are supported if the network's input has as many of them, plain features if it is a plain vector.
     """
 
     name: ClassVar[str] = "input_skip"
@@ -174,7 +172,6 @@ class InputSkip(Blueprint, Stackable):
         self.bias = zeros(generator, site.width)
 
     def forward(self, features: Tensor, inputs: Tensor, /) -> Tensor:
-        # The network's input has the same layout as the features, but another width.
         columns = to_columns(inputs, self.layout)
         return from_columns(linear(self.weight, columns, self.bias), features, self.layout)
 
@@ -188,7 +185,6 @@ class InputSkip(Blueprint, Stackable):
 
     @classmethod
     def supports(cls, site: Site) -> bool:
-        # One input token for each token of the features; nothing is resampled.
         return super().supports(site) and site.input_shape[:-1] == site.extent and len(site.input_shape) > 0
 
 
@@ -219,9 +215,8 @@ class Gate(Blueprint, Stackable):
         self.excite_bias = zeros(generator, site.width)
 
     def forward(self, features: Tensor, inputs: Tensor, /) -> Tensor:
-        columns = split_positions(
-            to_columns(features, self.layout), count_positions(features, self.layout)
-        )  # [..., C, P, B]
+        positions = count_positions(features, self.layout)
+        columns = split_positions(to_columns(features, self.layout), positions)  # [..., C, P, B]
         hidden = linear(self.squeeze, columns.mean(-2), self.squeeze_bias).relu()
         # 2 sigmoid(x) - 1 = tanh(x / 2)
         gate = torch.tanh(0.5 * linear(self.excite, hidden, self.excite_bias))  # [..., C, B]

@@ -1,8 +1,7 @@
 """Parts of blueprints: initial values, features as columns, neighbouring positions and normalisation.
 
-*Columns* are features ``[..., C, P * B]``: channels first, then positions, the batch last. Seeds are narrow, so with
-the batch last a linear map is one matrix product with a long contiguous axis, and elementwise work runs along the
-batch. On a CPU this is up to twice as fast as working on ``[B, T, C]``.
+*Columns* are features ``[..., C, P * B]``: channels first, then positions, the batch last. Seeds are narrow, so a
+linear map is one matrix product with a long contiguous axis: on a CPU up to twice as fast as on ``[B, T, C]``.
 
 Functions on columns use only the last axes. So a blueprint written with them computes one seed from features
 ``[B, ...]``, or R seeds with stacked parameters ``[R, *shape]`` from features ``[R, B, ...]``.
@@ -42,7 +41,6 @@ def zeros(generator: torch.Generator, *shape: int) -> nn.Parameter:
 
 def to_columns(features: Tensor, layout: Layout) -> Tensor:
     """Turn ``[..., B, *example]`` into contiguous columns ``[..., C, P * B]``; plain features have one position."""
-    # Channels go to the front and the batch to the back; then positions and batch become one axis.
     match layout:
         case Layout.FEATURES:
             columns = features.mT
@@ -116,9 +114,8 @@ EPSILON = 1e-5
 def normalise(columns: Tensor, live: Tensor) -> Tensor:
     """Scale columns ``[..., C, N]`` to a root mean square of one over channels (Zhang & Sennrich 2019).
 
-    ``live [..., C]`` is one for real channels and zero for padded ones. Padded channels must be zero. The mean is not
-    subtracted: a single channel would become zero, and two would keep little more than a sign.
+    ``live [..., C]`` is one for real channels and zero for padded ones, which must be zero. The mean is not subtracted:
+    a single channel would become zero, and two would keep little more than a sign.
     """
-    # The mean is over real channels only; padded ones add nothing to the sum.
     count = live.sum(-1)[..., None, None]
     return columns * (columns.square().sum(-2, keepdim=True) / count + EPSILON).rsqrt()

@@ -63,7 +63,7 @@ class Conv3x3(Convolution):
         self.outer_bias = zeros(generator, width)
 
     def forward(self, features: Tensor, inputs: Tensor, /) -> Tensor:
-        # Images use torch's convolutions; sequences, as columns, one product with all neighbours.
+        # Sequences, as columns, take one product with all neighbours.
         if self.layout is Layout.IMAGE:
             kernel = self.kernel.permute(0, 3, 1, 2)
             hidden = F.conv2d(features, kernel, self.bias, padding=TAPS // 2).relu()
@@ -98,7 +98,7 @@ class Depthwise(Convolution):
         self.bias = zeros(generator, site.width)
 
     def forward(self, features: Tensor, inputs: Tensor, /) -> Tensor:
-        # Images use torch's convolutions; sequences, as columns, one product per tap.
+        # Sequences, as columns, take one product per tap.
         if self.layout is Layout.IMAGE:
             kernel = self.kernel[:, None]
             filtered = F.conv2d(features, kernel, padding=TAPS // 2, groups=kernel.shape[0])
@@ -125,8 +125,8 @@ REDUCTION = 4
 class Bottleneck(Convolution):
     """``s(h) = W3 relu(W2 * relu(W1 h + b1) + b2) + b3``, where ``*`` is a 3x3 convolution; ``W3 = b3 = 0``.
 
-    ``W1`` maps to a quarter of the channels, ``W2`` convolves these (with kernel size 3 on sequences), and ``W3`` maps
-    back. This is the residual block of He et al. 2016 (section 4.1), without its normalisations.
+    ``W1`` maps to a quarter of the channels, ``W2`` convolves these, and ``W3`` maps back: the residual block of He et
+    al. 2016 (section 4.1), without its normalisations.
     """
 
     name: ClassVar[str] = "bottleneck"
@@ -194,7 +194,6 @@ class TokenConv(TokenMixer):
         self.outer = zeros(generator, width, width)
 
     def forward(self, features: Tensor, inputs: Tensor, /) -> Tensor:
-        # With the neighbours' channels side by side, the convolution is one matrix product.
         around = gather_neighbours(to_columns(features, self.layout), count_positions(features, self.layout))
         hidden = linear(self.kernel.flatten(-2), around, self.bias).relu()
         return from_columns(linear(self.outer, hidden), features, self.layout)
@@ -212,8 +211,7 @@ class TokenConv(TokenMixer):
 class TokenMix(TokenMixer):
     """``s(h) = relu(M h + b) W``: ``M [T, T]`` mixes tokens, ``W [C, C]`` mixes channels; ``W = 0``.
 
-    ``M`` is shared by all channels. This is the token-mixing half of MLP-Mixer (Tolstikhin et al. 2021), followed by a
-    linear map over channels.
+    The token-mixing half of MLP-Mixer (Tolstikhin et al. 2021), followed by a linear map over channels.
     """
 
     name: ClassVar[str] = "token_mix"
@@ -263,7 +261,7 @@ _FEW = 8
 class Attention(TokenMixer):
     """``s(h)_t = V sum_s a_ts z_s + b``, with ``z = normalise(h)``, ``a_t = softmax_s(Q z_t . K z_s)``; ``V = b = 0``.
 
-    Attention with a single head. Value and output projections are one matrix. The usual factor ``1 / sqrt(KEY)`` is
+    Attention with a single head; value and output projections are one matrix, and the usual factor ``1 / sqrt(KEY)`` is
     part of the initial query weights. At causal sites no token attends to later ones.
     """
 

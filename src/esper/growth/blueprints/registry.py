@@ -90,8 +90,8 @@ class Folded(StrEnum):
 
 
 LAYER_CONTEXTS = frozenset({Context.LAYER, Context.CALL, Context.HIDDEN})
-"""Contexts of blueprints that are made for one layer of one host. ``"auto"`` offers none of these blueprints, and
-populations offer only those with ``HIDDEN``."""
+"""Contexts of blueprints that are made for one layer of one host. ``"auto"`` offers none of them, populations only those
+with ``HIDDEN``."""
 
 
 class Blueprint(nn.Module, ABC):
@@ -138,10 +138,7 @@ class Blueprint(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, features: Tensor, inputs: Any, /) -> Tensor:
-        """The contribution ``s(h)``, in the shape of ``features``.
-
-        ``inputs`` is what the blueprint's `context` names; most blueprints ignore it.
-        """
+        """The contribution ``s(h)``, in the shape of ``features``; ``inputs`` is what the `context` names."""
 
     def add_to(self, features: Tensor, inputs: Any, alpha: Tensor) -> Tensor:
         """``h + alpha * s(h)``, in the shape and dtype of ``features``; ``alpha`` is a scalar."""
@@ -149,19 +146,14 @@ class Blueprint(nn.Module, ABC):
         return features + alpha * self(features, inputs).to(features.dtype)
 
     def find_block(self) -> nn.Module | None:
-        """The block that this blueprint adds to the host's depth; None unless it is a copy of a block."""
+        """The block that this blueprint adds to the host's depth, if it is a copy of a block."""
         return None
 
     def fold(self, host: nn.Module, name: str, weight: float) -> Folded:
-        """Make this blueprint part of a plain ``host``, where that is better than a graph that runs after a submodule.
+        """Make this blueprint, which follows the submodule ``name``, part of a plain ``host``, with the seed's alpha.
 
-        A blueprint with the context `Context.LAYER` or `Context.HIDDEN` must do so, because such a graph does not get
-        the input of a layer.
-
-        Args:
-            host: A finalized model.
-            name: The submodule that the seed follows.
-            weight: The seed's alpha.
+        Blueprints with the context `Context.LAYER` or `Context.HIDDEN` must do so: the graph that otherwise runs after
+        the submodule does not get the input of a layer.
 
         Raises:
             ExportError: the blueprint can neither be folded into the host nor run as a graph.
@@ -176,10 +168,9 @@ class Blueprint(nn.Module, ABC):
     @classmethod
     @abstractmethod
     def flops_at(cls, site: Site) -> int:
-        """FLOPs of one forward pass for one example at ``site``.
+        """FLOPs of one forward pass for one example at ``site``, as torch's FLOP counter counts them for hosts.
 
-        Counted as torch's FLOP counter does for hosts: two for each multiply-add in matrix products, convolutions and
-        attention. Elementwise operations (biases, gates, activations), reductions and normalisation count as zero.
+        Two for each multiply-add in matrix products, convolutions and attention; all other operations count as zero.
         """
 
     @classmethod
@@ -199,12 +190,11 @@ _B = TypeVar("_B", bound=Blueprint)
 
 
 def register(kind: type[_B]) -> type[_B]:
-    """Class decorator: register a blueprint under its ``name``.
+    """Class decorator: register a blueprint under its ``name``, by which saved models find it.
 
     Raises:
         ConfigError: another blueprint has that name.
     """
-    # Saved models find blueprints by name: one name must never stand for two classes.
     if kind.name in _registry:
         holder = _registry[kind.name]
         raise ConfigError(
@@ -216,10 +206,7 @@ def register(kind: type[_B]) -> type[_B]:
 
 
 def register_sizes(name: str, make: Callable[[int], type[Blueprint]]) -> None:
-    """Register ``make(K)`` as the blueprint ``NAME_K`` for every integer K of at least 1.
-
-    ``make`` must return the same class for the same K.
-    """
+    """Register ``make(K)``, always the same class, as the blueprint ``NAME_K`` for every integer K of at least 1."""
     _sizes[name] = make
 
 
