@@ -1,7 +1,6 @@
 """What grows on tokens treats each position separately unless named; with masks and caches it is refused."""
 
 import itertools
-import json
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,7 @@ import tiny_transformers
 from esper.errors import CheckpointError, SlotError
 from esper.growth.attach import attach
 from esper.growth.blueprints.registry import Blueprint, get, names
-from esper.growth.persist import TOPOLOGY_FILE, load, save
+from esper.growth.persist import load, save
 from esper.growth.site import CHANNELS_LAST, Layout, Site
 from factories import fossilize, plant
 from growth.blueprint_cases import SITES, batch, every_case, grown
@@ -325,20 +324,6 @@ def test_a_mask_of_order_is_none_of_padding(tokens: int) -> None:
     assert model.slots["layer"].site.causal
     plant(model, "layer", "attention")
     model(inputs)
-
-
-@pytest.mark.parametrize("apart", [True, False])
-def test_saved_models_that_say_whether_positions_mix_are_read(tmp_path: Path, apart: bool) -> None:
-    model = BERT.attached()
-    plant(model, BERT.slots[0], "mlp")
-    save(model, tmp_path)
-    path = tmp_path / TOPOLOGY_FILE
-    content = json.loads(path.read_text())
-    for slot in content["slots"]:
-        slot["site"]["apart"] = apart
-    path.write_text(json.dumps(content))
-    loaded = load(tmp_path, BERT.network(), BERT.unpadded()).eval()
-    torch.testing.assert_close(outputs(loaded, BERT.padded()), outputs(model, BERT.padded()))
 
 
 def test_a_saved_model_that_mixes_positions_does_not_load_where_padding_is_masked(tmp_path: Path) -> None:

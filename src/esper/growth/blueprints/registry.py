@@ -90,8 +90,8 @@ class Folded(StrEnum):
 
 
 LAYER_CONTEXTS = frozenset({Context.LAYER, Context.CALL, Context.HIDDEN})
-"""Contexts of blueprints that are made for one layer of one host. ``"auto"`` offers none of them, populations only those
-with ``HIDDEN``."""
+"""Contexts of blueprints that are made for one layer of one host. ``"auto"`` offers none of them, populations only
+those with ``HIDDEN``."""
 
 
 class Blueprint(nn.Module, ABC):
