@@ -1,9 +1,8 @@
 """Gradient health: how the gradients of modules compare with those of what already counts, the incumbents.
 
-Gradients are compared as root mean squares per parameter, so neither the sizes of module and network nor a factor of
-the loss matters. In a network that learns well, gradients have much the same scale everywhere (Glorot and Bengio 2010,
-section 4.2); they vanish or explode where they are orders of magnitude smaller or larger (Pascanu, Mikolov and Bengio
-2013, section 2).
+Gradients are compared as root mean squares per parameter, so neither sizes nor a factor of the loss matter. Where a
+network learns well they have much the same scale everywhere (Glorot and Bengio 2010, section 4.2); they vanish or
+explode where they are orders of magnitude smaller or larger (Pascanu, Mikolov and Bengio 2013, section 2).
 
 `assess_health` compares them over the minibatches of a decision, `update_gradient_health` keeps exponential means
 over decisions and says which are healthy. Gate G2, observations and events read what it returns, for both backends.
@@ -90,14 +89,14 @@ def assess_health(
     learning: Bools,
     settings: GradientHealthSettings,
 ) -> HealthTable:
-    """The gradient health of the modules of E networks in T minibatches.
+    """The gradient health of the modules of E networks in T minibatches, from norms of gradients.
 
     The incumbents of a network are its host and its fossils; fossils themselves are compared with all of them.
 
     Args:
-        hosts: Norms of the hosts' gradients, ``[T, E]``.
-        seeds: Norms of the modules' gradients, ``[T, E, S]``; 0 in empty slots.
-        host_parameters: ``[E]``.
+        hosts: ``[T, E]``.
+        seeds: ``[T, E, S]``; 0 in empty slots.
+        host_parameters: Numbers of parameters ``[E]``.
         seed_parameters: ``[E, S]``.
         fossils: Slots with a fossilized module, ``[E, S]``.
         learning: Slots with a module that learns, ``[E, S]``; the others get the entries of `HealthTable.none`.

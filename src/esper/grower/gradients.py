@@ -25,10 +25,7 @@ A single step may miss it rightly, as where experts are called by turns."""
 
 
 def register_gradient_hooks(module: nn.Module, callback: Callable[[Tensor], None]) -> list[RemovableHandle]:
-    """Call ``callback`` with every parameter in ``module`` whenever a backward pass has added to its gradient.
-
-    Callbacks run in registration order. Returns the handles that remove the hooks.
-    """
+    """Call ``callback`` with every parameter in ``module`` whenever a backward pass has added to its gradient."""
     handles: list[RemovableHandle] = []
     for parameter in module.parameters():
         if not (parameter.is_floating_point() or parameter.is_complex()):
@@ -43,9 +40,8 @@ def register_gradient_hooks(module: nn.Module, callback: Callable[[Tensor], None
 class GradientRecorder:
     """Records gradient norms at every step of the optimizer, without synchronizing the device.
 
-    The gradients of a step are those that its last backward pass left: accumulated over the passes since they were
-    zeroed, before they are clipped or averaged over processes. A gradient that was written by hand is recorded as it is
-    after the step.
+    They are of what the last backward pass before the step left, accumulated since gradients were zeroed, before they
+    are clipped or averaged over processes. A gradient that was written by hand is recorded as it is after the step.
     """
 
     def __init__(
@@ -114,8 +110,7 @@ class GradientRecorder:
     def find_unreached(self, learning: Bools, *, stacklevel: int = 2) -> Bools:
         """Slots of those ``learning``, bool ``[1, S]``, whose module no gradient ever reached although training steps.
 
-        Call it once per decision. A gradient that is zero is one, as that of a module with weight 0. A module is
-        warned of once, as soon as it has missed `MISSED_STEPS`.
+        Called once per decision; a module is warned of once. A gradient that is zero is one.
         """
         unreached = np.zeros_like(learning)
         for place, slot in enumerate(self._model.slots.values()):

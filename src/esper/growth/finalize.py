@@ -96,44 +96,40 @@ def build_plain_module(model: GrowingModel, kept: list[str]) -> nn.Module:
 
 def choose_kept(seeds: Mapping[str, Seed], unfinished: Literal["keep", "drop", "raise"]) -> list[str]:
     """The slots whose seeds become part of the plain model: all fossils, and live seeds as ``unfinished`` decides."""
-    live = {name: seed for name, seed in seeds.items() if not seed.fossilized}
-    descriptions: dict[str, str] = {}
-    for name, seed in live.items():
-        measured = seed.contribution is not None and not math.isnan(seed.contribution)
-        contribution = f"contribution {seed.contribution:+.4f}" if measured else "contribution not measured"
-        descriptions[name] = f"{seed.blueprint.name} in {name!r} (alpha {float(seed.alpha):.2f}, {contribution})"
-    kept: list[str] = []
-    if live and unfinished == "raise":
+    kept = [name for name, seed in seeds.items() if seed.fossilized]
+    descriptions: list[str] = []
+    for name, seed in seeds.items():
+        if seed.fossilized or unfinished == "drop":
+            continue
+        alpha, contribution = float(seed.alpha), math.nan if seed.contribution is None else seed.contribution
+        outcome = ""
+        if unfinished == "keep":
+            outcome = "dropped " if alpha == 0 or contribution < 0 else "kept "
+            kept += [name] if outcome == "kept " else []
+        measured = "not measured" if math.isnan(contribution) else f"{contribution:+.4f}"
+        descriptions.append(f"{outcome}{seed.blueprint.name} in {name!r} (alpha {alpha:.2f}, contribution {measured})")
+    if descriptions and unfinished == "raise":
         raise SlotError(
-            f"unfinished seeds: {'; '.join(descriptions.values())}; call finish() of the grower, fossilize or prune "
-            "them, or use finalize(unfinished='keep') or 'drop'"
+            f"unfinished seeds: {'; '.join(descriptions)}; call finish() of the grower, fossilize or prune them, or "
+            "use finalize(unfinished='keep') or 'drop'"
         )
-    if live and unfinished == "keep":
-        for name, seed in live.items():
-            takes_part = float(seed.alpha) > 0
-            does_harm = seed.contribution is not None and seed.contribution < 0
-            if takes_part and not does_harm:
-                kept.append(name)
-        lines = (f"{'kept' if name in kept else 'dropped'} {text}" for name, text in descriptions.items())
+    if descriptions:
         warnings.warn(
-            f"unfinished seeds: {'; '.join(lines)}; call finish() of their grower first to have them measured and "
-            "kept or pruned, or finalize(unfinished='drop') to drop them all",
+            f"unfinished seeds: {'; '.join(descriptions)}; call finish() of their grower first to have them measured "
+            "and kept or pruned, or finalize(unfinished='drop') to drop them all",
             stacklevel=4,
         )
-    return [name for name, seed in seeds.items() if seed.fossilized or name in kept]
+    return [name for name in seeds if name in kept]
 
 
 def _shift_path(path: str, inserted: str) -> str:
     """The name of the submodule ``path`` after another module was inserted after ``inserted``."""
     # Siblings after the inserted module, with everything in them, move by one.
-    parent, _, place = inserted.rpartition(".")
-    suffix = path.removeprefix(f"{parent}." if parent else "")
-    if suffix == path and parent:
+    start = inserted.removesuffix(inserted.rpartition(".")[2])
+    first, dot, rest = path.removeprefix(start).partition(".")
+    if not path.startswith(start) or not first.isdecimal() or int(first) <= int(inserted.removeprefix(start)):
         return path
-    first, dot, rest = suffix.partition(".")
-    if not first.isdecimal() or int(first) <= int(place):
-        return path
-    return ".".join(part for part in (parent, str(int(first) + 1)) if part) + dot + rest
+    return f"{start}{int(first) + 1}{dot}{rest}"
 
 
 def _prepare_fossil(host: nn.Module, path: str, slot: Slot, seed: Seed) -> None:
@@ -173,7 +169,7 @@ _CAUSES = {
 def _require_equal(model: GrowingModel, plain: nn.Module, kept: list[str], ways: Mapping[Folded, list[str]]) -> None:
     """Reject a ``plain`` model that does not compute the same outputs as the growing one.
 
-    ``ways`` has the slots of inserted, merged and widening seeds, and of copies of blocks that run after their block.
+    ``ways`` has the slots by how they were built in, for `Folded.NOT` only those with copies of blocks.
     """
     try:
         expected, computed = _compute_both(model, plain, kept)
@@ -205,9 +201,8 @@ def _compute_both(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Outputs of both models for the example input, with the same random numbers; empty if they cannot be compared.
 
-    Both are in evaluation mode or, with ``training_blocks`` (slots whose seeds are blocks), in training mode. Even
-    then, torch's own layers and other seeds stay in evaluation mode, so that there is no dropout and no batch is too
-    small for statistics. This shows what the host's own code does in training.
+    Both are in evaluation mode. With ``training_blocks`` (slots whose seeds are blocks) the host's own code and these
+    blocks are in training mode, but not torch's layers, so that nothing drops out and no batch is too small.
     """
     outputs: tuple[list[Tensor], list[Tensor]] = ([], [])
     if model.example.arguments is None:
@@ -239,10 +234,9 @@ def _compute_both(
 
 
 def _are_close(network: nn.Module, expected: list[Tensor], outputs: list[Tensor]) -> bool:
-    """Whether all outputs of a network are equal up to rounding, relative to the largest value of each."""
+    """Whether outputs of a network are equal up to rounding, relative to the largest value of each."""
     kinds = [values.dtype for values in network.parameters()]
     for ours, theirs in zip(expected, outputs, strict=False):
-        # A tolerance for the least precise dtype, and for TF32 on accelerators.
         finite = ours[ours.isfinite()].abs()
         rounding = max(torch.finfo(kind).eps for kind in (*kinds, ours.dtype) if kind.is_floating_point)
         if ours.device.type != "cpu":
@@ -280,7 +274,7 @@ def _raise_lost(*_: Any, **__: Any) -> NoReturn:
 def refuse_saving(plain: nn.Module, changed: Iterable[str]) -> None:
     """Make the methods that save parts of ``plain`` raise a KeyError with a sentence, without Esper.
 
-    These are the parts with one of the ``changed`` submodules that ``from_pretrained`` would build in another way.
+    These are parts with one of the ``changed`` submodules that ``from_pretrained`` would build in another way.
     """
     for part, method in _list_methods(plain, changed):
         if not is_built_alike(part):
@@ -303,15 +297,13 @@ def _list_methods(host: nn.Module, names: Iterable[str]) -> Iterator[tuple[nn.Mo
 def is_built_alike(model: nn.Module) -> bool:
     """Whether ``type(model)(model.config)`` has the same tensors by name and shape, and the same attributes of blocks.
 
-    Only plain attributes that differ between blocks are compared, such as a block's index or the width of its window.
-    The model is built without values, which takes no memory. The result is False if it cannot be built.
+    Only plain ones that differ between blocks are compared, such as an index. The model is built without values.
     """
     try:
         with torch.device("meta"), torch.random.fork_rng(devices=[]):
             built = type(model)(copy.deepcopy(vars(model)[CONFIGURATION]))
     except (*TRACING_ERRORS, NotImplementedError):
         return False
-    # Shapes of all tensors, and numbers by which blocks depend on their place.
     shapes, built_shapes = (
         {name: value.shape for name, value in module.state_dict().items()} for module in (model, built)
     )
@@ -344,7 +336,7 @@ _CHILD_ACCESS = frozenset({"_modules", "children", "named_children", "modules", 
 
 
 class _Traced(nn.Module):
-    """A seed for `torch.export`, called with features, and with the network's input if the seed needs it."""
+    """A seed for `torch.export`, called with features, and perhaps the network's input."""
 
     def __init__(self, seed: Seed) -> None:
         super().__init__()
@@ -377,8 +369,8 @@ def add_fossil(host: nn.Module, path: str, seed: Seed, site: Site, slot: str, pl
     """Run a seed after the submodule ``path`` of a host without slots, by a forward hook that is a graph.
 
     Its tensors are in a new child of the submodule, which only an `nn.Sequential` calls; there, the child has the hook.
-    If the submodule runs all its children in its own way, they are attributes of it. ``place`` is the index or keyword
-    of the network's input among the host's arguments.
+    If the submodule runs all its children in its own way, they are attributes of it. ``place`` is that of the network's
+    input among the host's arguments.
     """
     followed, block = host.get_submodule(path), seed.blueprint.find_block()
     child = _find_unused_name(followed, PREFIX + seed.blueprint.name)
@@ -451,7 +443,7 @@ def add_fossil(host: nn.Module, path: str, seed: Seed, site: Site, slot: str, pl
 def _relay_input(host: nn.Module, path: str, attribute: str, place: int | str) -> None:
     """Keep the host's input in a dictionary of the submodule ``path``, under the key `INPUT`, only during a pass.
 
-    So copies and files of the host contain no data, but `torch.utils.checkpoint` must not recompute the submodule.
+    So copies and files have no data, but `torch.utils.checkpoint` must not recompute the submodule.
     """
     setattr(host.get_submodule(path), attribute, dict[str, object]())
     # Each graph gets the dictionary from the submodule, as compiled code would treat a reference to it as another one.

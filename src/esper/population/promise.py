@@ -1,8 +1,7 @@
-"""Promises of all blueprints in the slots of a population's networks, from one additional pass.
+"""Promises of all blueprints in the slots of a population's networks; `esper.growth.promise` has the formula.
 
-`esper.growth.promise` has the formula. All networks, slots and blueprints are measured together. One forward and
-backward pass gives features and functional gradients at all slots. Then each blueprint at each slot is differentiated
-example by example, for all networks at once.
+One forward and backward pass gives features and functional gradients at all slots. Then each blueprint at each slot is
+differentiated example by example, for all networks at once.
 """
 
 from __future__ import annotations
@@ -73,7 +72,6 @@ class PromiseMeter:
         if not due.any():
             return promises
 
-        # One pass for the features and functional gradients of all slots, then each blueprint at each slot.
         population.execution.train(False)
         scores: list[Tensor] = []
         places: list[tuple[Ints, int, int]] = []
