@@ -13,7 +13,6 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from esper.engine.budget import Charge, Costs
@@ -24,6 +23,7 @@ from esper.growth.site import Layout
 from esper.lifecycle.actions import Op
 from esper.lifecycle.rules import ActionMasks
 from esper.lifecycle.table import SeedMeasurements, SeedTable, Stage
+from esper.lifecycle.transitions import Step
 from esper.numerics.arrays import Bools, Float32s, Floats, Ints
 from esper.numerics.devices import move_together
 
@@ -34,65 +34,62 @@ class GrowthSpec(Protocol):
     @property
     def kinds(self) -> Sequence[type[Blueprint]]:
         """The K blueprints."""
-        ...
 
     @property
     def costs(self) -> Costs:
         """Costs of a seed of each blueprint in each slot."""
-        ...
 
     @property
     def compatible(self) -> Bools:
         """Whether a blueprint fits a slot, ``[E, S, K]``."""
-        ...
 
     @property
     def widths(self) -> Ints:
         """Channels at each slot, ``[E, S]``."""
-        ...
 
     @property
     def learning_rates(self) -> Floats:
         """Learning rates of the hosts, ``[E]``."""
-        ...
 
 
 class GrowingNetworks(Protocol):
-    """E networks that grow: the part of a population, or of a single model, that observations are computed from."""
+    """E networks that grow: a population, or a single model."""
 
     @property
     def specs(self) -> GrowthSpec:
         """Blueprints, costs and compatibility per slot."""
-        ...
 
     @property
     def table(self) -> SeedTable:
         """The state of every slot."""
-        ...
 
     @property
     def measurements(self) -> SeedMeasurements:
-        """Measurements of the seeds that gates go by."""
-        ...
+        """Measurements of the seeds that gates go by; the engine sets them."""
+
+    @measurements.setter
+    def measurements(self, measured: SeedMeasurements) -> None: ...
 
     @property
     def host_parameters(self) -> Ints:
         """Parameters before any growth, ``[E]``."""
-        ...
 
     @property
     def budget_left(self) -> Floats:
         """Unspent share of the scarcest cap, ``[E]``."""
-        ...
-
-    def slots_of_layout(self, layout: Layout) -> Bools:
-        """Whether the slot's features have this layout, ``[E, S]``."""
-        ...
 
     @property
     def charge(self) -> Charge:
         """The sizes that rent is paid on."""
-        ...
+
+    def slots_of_layout(self, layout: Layout) -> Bools:
+        """Whether the slot's features have this layout, ``[E, S]``."""
+
+    def legal_actions(self) -> ActionMasks:
+        """The actions that rules, measurements and budget allow now."""
+
+    def decide(self, actions: Ints) -> Step:
+        """Take one action per network, int64 ``[E, 8]``, and let all other slots live on; all of it or nothing."""
 
 
 # What a policy observes, and what is legal, as tensors
@@ -169,7 +166,7 @@ OUTCOME_GAIN = 5.0
 
 @dataclass(frozen=True)
 class FeatureInputs:
-    """State of E networks that features are computed from."""
+    """State of E networks that features are computed from, and formulas that several of them share."""
 
     networks: GrowingNetworks
     history: History
@@ -197,20 +194,59 @@ class FeatureInputs:
         """Size of the chance loss: the unit of losses and contributions."""
         return np.float64(max(abs(self.history.chance_loss), TINY))
 
-    @property
-    def added_size(self) -> Floats:
-        """Size of the blended seeds relative to the host, in what rent is paid on, ``[E]``."""
-        return self.networks.charge.added(self.networks.table, self.networks.table.blended)
+    def log_loss(self, losses: Floats) -> Floats:
+        """Losses relative to the chance loss."""
+        return np.log(np.maximum(_nan_to_inf(losses), TINY) / self.chance_loss)
 
-    @property
-    def resident(self) -> Ints:
-        """Blueprint index of each slot's seed, 0 without one, ``[E, S]``."""
-        return np.maximum(self.networks.table.blueprint, 0).astype(np.int64)
+    def scale_contribution(self, contribution: Floats) -> Floats:
+        """Contributions to the loss, relative to the chance loss."""
+        return np.arcsinh(np.nan_to_num(contribution) * (OUTCOME_GAIN / self.chance_loss))
 
-    def select_resident(self, per_blueprint: Floats) -> Floats:
-        """The entry of each slot's seed in ``[E, S, K]``, and 0 in slots without a seed: ``[E, S]``."""
-        picked = np.take_along_axis(per_blueprint, self.resident[..., None], axis=2)[..., 0]
-        return np.where(self.networks.table.owning, picked, 0.0)
+    def divide_by_loss(self, values: Floats) -> Floats:
+        """``[E, S]``: values as shares of the present validation loss; 0 where they are not known."""
+        return np.nan_to_num(values) / np.maximum(np.abs(self.history.losses[:, :1]), TINY)
+
+    def log_added(self) -> Floats:
+        """log1p of the size of the blended seeds relative to the host, in what rent is paid on, ``[E]``."""
+        return np.log1p(self.networks.charge.added(self.networks.table, self.networks.table.blended))
+
+    def log_costs(self) -> Floats:
+        """``[E, S, K]``: log1p of what each blueprint adds, relative to the host."""
+        return np.log1p(self.networks.charge.of_blueprints)
+
+    def gradient_ratio(self) -> Floats:
+        """``[E, S]``: log of the seeds' gradients over the hosts'; 0 where there is none."""
+        training = self.history.training
+        ratio = _compute_log_ratio(training.seed_gradient, training.host_gradient[:, None])
+        return np.where(training.seed_gradient > 0, ratio, 0.0)
+
+    def ramp_left(self) -> Floats:
+        """``[E, S]``: the share of alpha's ramp that is left."""
+        table = self.networks.table
+        left = 1 - table.alpha_elapsed / np.maximum(table.alpha_duration, 1)
+        return np.where(table.stage == Stage.BLENDING, left, 0.0)
+
+    def mark_family(self, family: Family) -> Floats:
+        """``[E, S, K]``: 1 for blueprints of this family."""
+        specs = self.networks.specs
+        return np.broadcast_to(np.array([kind.family is family for kind in specs.kinds], float), specs.compatible.shape)
+
+    def mark_resident_family(self, family: Family) -> Floats:
+        """``[E, S]``: 1 for seeds of this family; 0 in slots without a seed."""
+        table = self.networks.table
+        resident = np.maximum(table.blueprint, 0).astype(np.int64)
+        picked = np.take_along_axis(self.mark_family(family), resident[..., None], axis=2)[..., 0]
+        return np.where(table.owning, picked, 0.0)
+
+
+def _nan_to_inf(values: Floats) -> Floats:
+    """The values with infinity for NaN: a diverged network must not look like one at chance."""
+    return np.where(np.isnan(values), np.inf, values)
+
+
+def _compute_log_ratio(numerator: Floats, denominator: Floats) -> Floats:
+    with np.errstate(divide="ignore"):  # in a diverged network the ratio may be infinite
+        return np.log(np.maximum(numerator, TINY) / np.maximum(denominator, TINY))
 
 
 @dataclass(frozen=True)
@@ -223,34 +259,11 @@ class Feature:
     compute: Callable[[FeatureInputs], Floats | Bools]
 
 
-def _compute_log_loss(inputs: FeatureInputs, losses: Floats) -> Floats:
-    return np.log(np.maximum(_nan_to_inf(losses), TINY) / inputs.chance_loss)
-
-
-def _nan_to_inf(values: Floats) -> Floats:
-    """The values with infinity for NaN: a diverged network must not look like one at chance."""
-    return np.where(np.isnan(values), np.inf, values)
-
-
-def _one_hot(value: int, read: Callable[[FeatureInputs], NDArray[np.integer]]) -> Callable[[FeatureInputs], Bools]:
-    return lambda inputs: read(inputs) == value
-
-
-def _compute_log_ratio(numerator: Floats, denominator: Floats) -> Floats:
-    with np.errstate(divide="ignore"):  # in a diverged network the ratio may be infinite
-        return np.log(np.maximum(numerator, TINY) / np.maximum(denominator, TINY))
-
-
-def _compute_log_learning_rate(inputs: FeatureInputs) -> Floats:
-    # Schedules may end at zero.
-    return np.log(np.maximum(inputs.networks.specs.learning_rates / 0.01, TINY))
-
-
 GLOBAL_FEATURES: tuple[Feature, ...] = (
     # How the episode and its training go.
     Feature("progress", 0, 1, lambda v: v.progress),
-    Feature("log_train_loss", -LOG_LIMIT, 2, lambda v: _compute_log_loss(v, v.history.training.loss)),
-    Feature("log_validation_loss", -LOG_LIMIT, 2, lambda v: _compute_log_loss(v, v.history.losses[:, 0])),
+    Feature("log_train_loss", -LOG_LIMIT, 2, lambda v: v.log_loss(v.history.training.loss)),
+    Feature("log_validation_loss", -LOG_LIMIT, 2, lambda v: v.log_loss(v.history.losses[:, 0])),
     Feature("train_accuracy", 0, 1, lambda v: v.history.training.accuracy),
     Feature("validation_accuracy", 0, 1, lambda v: v.history.accuracies[:, 0]),
     Feature("accuracy_change", -1, 1, lambda v: v.history.accuracies[:, 0] - v.history.accuracies[:, 1]),
@@ -265,13 +278,18 @@ GLOBAL_FEATURES: tuple[Feature, ...] = (
     # What was used up, and what growth costs.
     Feature("rollbacks", 0, 1, lambda v: v.rollbacks),
     Feature("budget_left", 0, 1, lambda v: v.networks.budget_left),
-    Feature("log_added_parameters", 0, 3, lambda v: np.log1p(v.added_size)),
-    Feature("rent_paid", 0, 1, lambda v: v.rent * np.log1p(v.added_size)),
+    Feature("log_added_parameters", 0, 3, lambda v: v.log_added()),
+    Feature("rent_paid", 0, 1, lambda v: v.rent * v.log_added()),
     Feature("rent", 0, 1, lambda v: v.rent),
-    # The problem: host, data and optimizer.
+    # The problem: host, data and optimizer, whose learning rate may end at zero.
     Feature("log_host_parameters", -LOG_LIMIT, LOG_LIMIT, lambda v: np.log(v.networks.host_parameters / 1000)),
     Feature("log_train_size", -LOG_LIMIT, LOG_LIMIT, lambda v: np.log(v.train_size / 1000)),
-    Feature("log_learning_rate", -LOG_LIMIT, LOG_LIMIT, _compute_log_learning_rate),
+    Feature(
+        "log_learning_rate",
+        -LOG_LIMIT,
+        LOG_LIMIT,
+        lambda v: np.log(np.maximum(v.networks.specs.learning_rates / 0.01, TINY)),
+    ),
     Feature(
         "log_host_gradient",
         -LOG_LIMIT,
@@ -279,119 +297,66 @@ GLOBAL_FEATURES: tuple[Feature, ...] = (
         lambda v: np.log(_nan_to_inf(v.history.training.host_gradient) + TINY),
     ),
     # The last decision.
-    *(Feature(f"last_op_{op.name.lower()}", 0, 1, _one_hot(op, lambda v: v.history.last_op)) for op in Op),
+    *(Feature(f"last_op_{op.name.lower()}", 0, 1, lambda v, op=op: v.history.last_op == op) for op in Op),
 )
 """Features of the network, ``[E]`` each."""
 
-
-def _divide_by_horizon(inputs: FeatureInputs, ages: NDArray[np.integer]) -> Floats:
-    return ages / float(inputs.horizon)
-
-
-def _compute_loss_contribution(inputs: FeatureInputs) -> Floats:
-    return _scale_contribution(inputs, np.nan_to_num(inputs.history.loss_contribution))
-
-
-def _divide_by_loss(inputs: FeatureInputs, values: Floats) -> Floats:
-    """``[E, S]``: values as shares of the present validation loss; 0 where they are not known."""
-    losses = np.maximum(np.abs(inputs.history.losses[:, :1]), TINY)
-    return np.nan_to_num(values) / losses
-
-
-def _compute_contribution_velocity(inputs: FeatureInputs) -> Floats:
-    change = inputs.history.loss_contribution - inputs.history.loss_contribution_before
-    return _scale_contribution(inputs, np.nan_to_num(change))
-
-
-def _scale_contribution(inputs: FeatureInputs, contribution: Floats) -> Floats:
-    return np.arcsinh(contribution * (OUTCOME_GAIN / inputs.chance_loss))
-
-
-def _compute_gradient_ratio(inputs: FeatureInputs) -> Floats:
-    ratio = _compute_log_ratio(inputs.history.training.seed_gradient, inputs.history.training.host_gradient[:, None])
-    return np.where(inputs.history.training.seed_gradient > 0, ratio, 0.0)
-
-
-def _compute_relative_cost(inputs: FeatureInputs) -> Floats:
-    """``[E, S, K]``: log1p of what each blueprint adds, relative to the host."""
-    return np.log1p(inputs.networks.charge.of_blueprints)
-
-
-def _compute_resident_cost(inputs: FeatureInputs) -> Floats:
-    """``[E, S]``: log1p of what the seed adds, its blend included, relative to the host."""
-    return np.log1p(inputs.networks.charge.of_slots(inputs.networks.table))
-
-
-def _compute_ramp_left(inputs: FeatureInputs) -> Floats:
-    table = inputs.networks.table
-    duration = np.maximum(table.alpha_duration, 1)
-    return np.where(table.stage == Stage.BLENDING, 1 - table.alpha_elapsed / duration, 0.0)
-
-
-def _compute_depth(inputs: FeatureInputs) -> Floats:
-    environments, slots = inputs.networks.table.stage.shape
-    depths: Floats = np.linspace(0.0, 1.0, slots)
-    return np.tile(depths, (environments, 1))
-
-
 SLOT_FEATURES: tuple[Feature, ...] = (
     *(
-        Feature(f"stage_{stage.name.lower()}", 0, 1, _one_hot(stage, lambda v: v.networks.table.stage))
+        Feature(f"stage_{stage.name.lower()}", 0, 1, lambda v, stage=stage: v.networks.table.stage == stage)
         for stage in Stage
     ),
     # The state of the slot.
     Feature("alpha", 0, 1, lambda v: v.networks.table.alpha.astype(np.float64)),
     Feature("alpha_target", 0, 1, lambda v: v.networks.table.alpha_target.astype(np.float64)),
-    Feature("ramp_left", 0, 1, _compute_ramp_left),
+    Feature("ramp_left", 0, 1, lambda v: v.ramp_left()),
     Feature("pruning", 0, 1, lambda v: v.networks.table.pruning),
-    Feature("stage_age", 0, 1, lambda v: _divide_by_horizon(v, v.networks.table.stage_age)),
-    Feature("seed_age", 0, 1, lambda v: _divide_by_horizon(v, v.networks.table.seed_age)),
+    Feature("stage_age", 0, 1, lambda v: v.networks.table.stage_age / float(v.horizon)),
+    Feature("seed_age", 0, 1, lambda v: v.networks.table.seed_age / float(v.horizon)),
     # The measurements of its seed.
     Feature("measured", 0, 1, lambda v: np.isfinite(v.history.loss_contribution)),
-    Feature("measurement_age", 0, 1, lambda v: _divide_by_horizon(v, v.networks.measurements.contribution_age)),
+    Feature("measurement_age", 0, 1, lambda v: v.networks.measurements.contribution_age / float(v.horizon)),
     Feature("accuracy_contribution", -1, 1, lambda v: np.nan_to_num(v.history.accuracy_contribution)),
-    Feature("loss_contribution", -LOG_LIMIT, LOG_LIMIT, _compute_loss_contribution),
-    Feature("loss_gain", -LOG_LIMIT, LOG_LIMIT, lambda v: _divide_by_loss(v, v.history.loss_contribution)),
-    Feature("loss_gain_error", 0, LOG_LIMIT, lambda v: _divide_by_loss(v, v.history.loss_error)),
-    Feature("contribution_velocity", -LOG_LIMIT, LOG_LIMIT, _compute_contribution_velocity),
-    Feature("gradient_ratio", -LOG_LIMIT, LOG_LIMIT, _compute_gradient_ratio),
+    Feature("loss_contribution", -LOG_LIMIT, LOG_LIMIT, lambda v: v.scale_contribution(v.history.loss_contribution)),
+    Feature("loss_gain", -LOG_LIMIT, LOG_LIMIT, lambda v: v.divide_by_loss(v.history.loss_contribution)),
+    Feature("loss_gain_error", 0, LOG_LIMIT, lambda v: v.divide_by_loss(v.history.loss_error)),
+    Feature(
+        "contribution_velocity",
+        -LOG_LIMIT,
+        LOG_LIMIT,
+        lambda v: v.scale_contribution(v.history.loss_contribution - v.history.loss_contribution_before),
+    ),
+    Feature("gradient_ratio", -LOG_LIMIT, LOG_LIMIT, lambda v: v.gradient_ratio()),
     Feature("gradient_healthy", 0, 1, lambda v: v.networks.measurements.gradient_healthy),
     # The place, and what grew there.
-    Feature("depth", 0, 1, _compute_depth),
+    Feature("depth", 0, 1, lambda v: np.tile(np.linspace(0.0, 1.0, v.networks.table.slots), (len(v.progress), 1))),
     Feature("log_width", -LOG_LIMIT, LOG_LIMIT, lambda v: np.log(v.networks.specs.widths / 10)),
     Feature("tries", 0, 1, lambda v: v.history.tries.sum(2) / MOST_TRIES),
-    Feature("resident_cost", 0, 3, _compute_resident_cost),
+    Feature("resident_cost", 0, 3, lambda v: np.log1p(v.networks.charge.of_slots(v.networks.table))),
     *(
         Feature(f"layout_{layout}", 0, 1, lambda v, layout=layout: v.networks.slots_of_layout(layout))
         for layout in Layout
     ),
     *(
-        Feature(f"resident_{family}", 0, 1, lambda v, family=family: v.select_resident(_mark_family(v, family)))
+        Feature(f"resident_{family}", 0, 1, lambda v, family=family: v.mark_resident_family(family))
         for family in Family
     ),
 )
 """Features of each slot, ``[E, S]`` each."""
 
-
-def _mark_family(inputs: FeatureInputs, family: Family) -> Floats:
-    members = np.array([kind.family is family for kind in inputs.networks.specs.kinds], float)
-    return np.broadcast_to(members, inputs.networks.specs.compatible.shape)
-
-
 BLUEPRINT_FEATURES: tuple[Feature, ...] = (
-    Feature("cost", 0, 3, _compute_relative_cost),
-    Feature("rent_due", 0, 1, lambda v: v.rent[:, None, None] * _compute_relative_cost(v)),
+    Feature("cost", 0, 3, lambda v: v.log_costs()),
+    Feature("rent_due", 0, 1, lambda v: v.rent[:, None, None] * v.log_costs()),
     Feature("compatible", 0, 1, lambda v: v.networks.specs.compatible),
     Feature("tries", 0, 1, lambda v: v.history.tries / MOST_TRIES),
-    Feature("last_outcome", -LOG_LIMIT, LOG_LIMIT, lambda v: _scale_contribution(v, v.history.outcomes)),
-    *(Feature(f"is_{family}", 0, 1, lambda v, family=family: _mark_family(v, family)) for family in Family),
+    Feature("last_outcome", -LOG_LIMIT, LOG_LIMIT, lambda v: v.scale_contribution(v.history.outcomes)),
+    *(Feature(f"is_{family}", 0, 1, lambda v, family=family: v.mark_family(family)) for family in Family),
 )
 """Features of each blueprint in each slot, ``[E, S, K]`` each."""
 
 
 def compute_features(features: Sequence[Feature], inputs: FeatureInputs) -> Float32s:
-    """Compute the features, clip each to its range and stack them along a new last axis."""
-    # Evaluate every feature at once for all networks; out-of-range values are clipped, NaN stays.
+    """Compute the features, clip each to its range and stack them along a new last axis; NaN stays."""
     columns = [np.clip(feature.compute(inputs), feature.low, feature.high) for feature in features]
     return np.stack(columns, axis=-1, dtype=np.float32, casting="unsafe")
 
