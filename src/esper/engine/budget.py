@@ -113,10 +113,7 @@ class Costs:
 
 
 def affordable_blueprints(budget: Budget, costs: Costs, table: SeedTable, blends: Sequence[Blend]) -> Bools:
-    """``[E, S, K]``: the blueprints whose cost, on top of that of the seeds that are there, stays within all caps.
-
-    That is with any of these ``blends``.
-    """
+    """``[E, S, K]``: the blueprints that stay within all caps beside the seeds that are there, with any of ``blends``."""
     allowed = np.ones(costs.parameters.blueprints.shape, np.bool_)
     for cap, cost in _list_caps(budget, costs):
         spent = cost.resident(table).sum(axis=1)
@@ -134,9 +131,6 @@ def budget_left(budget: Budget, costs: Costs, table: SeedTable) -> Floats:
 
 def _list_caps(budget: Budget, costs: Costs) -> list[tuple[int, Cost]]:
     """Every cap that is set, with what counts against it."""
-    pairs = (
-        (budget.parameters, costs.parameters),
-        (budget.flops, costs.flops),
-        (budget.memory, costs.memory),
-    )
+    caps = (budget.parameters, budget.flops, budget.memory)
+    pairs = zip(caps, (costs.parameters, costs.flops, costs.memory), strict=True)
     return [(cap, cost) for cap, cost in pairs if cap is not None]

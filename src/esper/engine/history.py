@@ -49,14 +49,13 @@ class History:
         """The least `Evaluation.progress` at which there was progress, where an evaluation has one."""
         self.plateau_age: Floats = np.zeros(environments)
         """Steps since the loss, or `Evaluation.progress`, last improved by more than `PLATEAU_IMPROVEMENT`."""
+        # Contributions as in the last `Evaluation`, with their standard errors, and those to the loss one measurement
+        # before, ``[E, S]``.
         self.accuracy_contribution: Floats = np.zeros((environments, slots))
         self.loss_contribution: Floats = np.zeros((environments, slots))
         self.loss_contribution_before: Floats = np.zeros((environments, slots))
-        """The loss contribution of the measurement before."""
         self.accuracy_error: Floats = np.zeros((environments, slots))
-        """Standard error of ``accuracy_contribution``."""
         self.loss_error: Floats = np.zeros((environments, slots))
-        """Standard error of ``loss_contribution``."""
         self.tries: Floats = np.zeros(self._shape)
         """Number of germinations of each blueprint in each slot, ``[E, S, K]``."""
         self.outcomes: Floats = np.zeros(self._shape)
@@ -83,14 +82,10 @@ class History:
         self.best_loss[rows] = self._chance_loss
         self.best_progress[rows] = np.inf
         self.plateau_age[rows] = 0
-        for array in (
-            self.accuracy_contribution,
-            self.loss_contribution,
-            self.loss_contribution_before,
-            self.accuracy_error,
-            self.loss_error,
-        ):
-            array[rows] = np.nan
+        for contributions in (self.accuracy_contribution, self.loss_contribution, self.loss_contribution_before):
+            contributions[rows] = np.nan
+        for errors in (self.accuracy_error, self.loss_error):
+            errors[rows] = np.nan
         self.tries[rows] = 0
         self.outcomes[rows] = 0
         self.last_op[rows] = Op.WAIT
@@ -121,31 +116,22 @@ class History:
         names = "accuracy_contribution", "loss_contribution", "accuracy_error", "loss_error"
         return evaluation.fill_missing(**{name: np.where(measured, getattr(self, name), np.nan) for name in names})
 
-    def record(
-        self,
-        actions: Ints,
-        table: SeedTable,
-        training: TrainingReport,
-        evaluation: Evaluation,
-    ) -> None:
+    def record(self, actions: Ints, table: SeedTable, training: TrainingReport, evaluation: Evaluation) -> None:
         """Add a step: the actions ``[E, 8]`` taken, the table after them, and what was measured then."""
         self.training = training
-        # The newest losses and accuracies come first.
         self.losses = np.concatenate([evaluation.loss[:, None], self.losses[:, :-1]], axis=1)
         self.accuracies = np.concatenate([evaluation.accuracy[:, None], self.accuracies[:, :-1]], axis=1)
         # A plateau ends where the validation loss improves, or the metric that stands for progress.
-        lower = improves(evaluation.loss, self.best_loss)
-        self.best_loss = np.where(lower, evaluation.loss, self.best_loss)
-        improved = lower
+        improved = improves(evaluation.loss, self.best_loss)
+        self.best_loss = np.where(improved, evaluation.loss, self.best_loss)
         if evaluation.progress is not None:
             improved = improves(evaluation.progress, self.best_progress)
             self.best_progress = np.where(improved, evaluation.progress, self.best_progress)
         self.plateau_age = np.where(improved, 0, self.plateau_age + 1)
         self.accuracy_contribution = evaluation.accuracy_contribution
         # Contributions that were not measured anew keep the comparison with the measurement before.
-        self.loss_contribution_before = np.where(
-            evaluation.fresh, self.loss_contribution, self.loss_contribution_before
-        )
+        before = self.loss_contribution_before
+        self.loss_contribution_before = np.where(evaluation.fresh, self.loss_contribution, before)
         self.loss_contribution = evaluation.loss_contribution
         self.accuracy_error, self.loss_error = evaluation.accuracy_error, evaluation.loss_error
 
@@ -154,6 +140,5 @@ class History:
         germinating = (self.last_op == Op.GERMINATE).nonzero()[0]
         self.tries[germinating, actions[germinating, Head.SLOT], actions[germinating, Head.BLUEPRINT]] += 1
         measured = np.isfinite(evaluation.loss_contribution) & (table.blueprint != NO_BLUEPRINT)
-        environment, slot = measured.nonzero()
-        blueprint = table.blueprint[environment, slot]
-        self.outcomes[environment, slot, blueprint] = evaluation.loss_contribution[environment, slot]
+        at = measured.nonzero()
+        self.outcomes[(*at, table.blueprint[at])] = evaluation.loss_contribution[at]
