@@ -113,7 +113,7 @@ class Costs:
 
 
 def affordable_blueprints(budget: Budget, costs: Costs, table: SeedTable, blends: Sequence[Blend]) -> Bools:
-    """``[E, S, K]``: the blueprints that stay within all caps beside the seeds that are there, with any of ``blends``."""
+    """``[E, S, K]``: the blueprints that fit within all caps beside the present seeds, with any of ``blends``."""
     allowed = np.ones(costs.parameters.blueprints.shape, np.bool_)
     for cap, cost in _list_caps(budget, costs):
         spent = cost.resident(table).sum(axis=1)

@@ -74,10 +74,9 @@ class Snapshots:
 
 
 def roll_back(population: Population, networks: Bools, snapshots: Snapshots) -> Transitions:
-    """Restore ``networks``, bool ``[E]``, from their snapshots; all others stay unchanged.
+    """Restore hosts, buffers and fossils of ``networks``, bool ``[E]``, with fresh optimizer state.
 
-    The values of hosts, buffers and fossils are restored, with fresh optimizer state. Live seeds are pruned, and so are
-    fossils that germinated after the snapshot, because no good values of them exist.
+    Live seeds are pruned, and so are fossils that germinated after the snapshot: no good values of them exist.
     """
     # Only fossils that are in the snapshot stay: the newest seeds of their slots, then and now.
     state, chosen = population.state, torch.from_numpy(networks)
@@ -96,11 +95,12 @@ def roll_back(population: Population, networks: Bools, snapshots: Snapshots) -> 
     host = _restore_rows(state.parameters.host, snapshots.host, chosen)
 
     # One assignment, so that a failure above changes nothing.
-    measurements, parameters = (
-        clear_changed_measurements(state.measurements, changes),
-        PopulationParameters.build(host, banks),
+    population.state = replace(
+        state,
+        table=table,
+        measurements=clear_changed_measurements(state.measurements, changes),
+        parameters=PopulationParameters.build(host, banks),
     )
-    population.state = replace(state, table=table, measurements=measurements, parameters=parameters)
     return changes
 
 

@@ -102,10 +102,9 @@ def plan_replicas(toggled: Bools) -> BranchPlan:
 
 @dataclass(frozen=True)
 class BranchingOp:
-    """`BlendOp` for a batch of several variants, some of which start to differ at this slot.
+    """`BlendOp` for several variants, some of which start to differ at this slot.
 
-    P blocks of N examples reach the slot, ``[E, P * N, ...]``; P + A leave it. So the layers before the slot and the
-    seeds' contributions are computed once for all variants that differ only here or later.
+    P blocks of N examples reach the slot, ``[E, P * N, ...]``; P + A leave it.
     """
 
     parents: Sequence[int]
@@ -157,7 +156,7 @@ class Variants:
 
 
 def toggle_slots(population: Population, slots: Sequence[int]) -> Variants:
-    """The unchanged networks, followed by one variant for each of ``slots``, with that slot's seeds toggled.
+    """The unchanged networks, followed by one variant for each of ``slots``, in which it is toggled.
 
     Toggling removes a blended seed, and adds a seed that is not blended at full alpha.
     """
@@ -173,8 +172,8 @@ def toggle_slots(population: Population, slots: Sequence[int]) -> Variants:
 def forward_variants(population: Population, variants: Variants, inputs: Tensor) -> Tensor:
     """Outputs ``[E, V, N, ...]`` of all V variants on ``inputs`` ``[E, N, ...]``.
 
-    Where the population shares prefixes, layers before a slot are computed once for variants that differ only from
-    there on. This is not possible for hosts with a skip connection across a slot: for these, the batch is replicated.
+    Layers before a slot are computed once for variants that differ only from there on. For hosts with a skip
+    connection across a slot the batch is replicated.
     """
     most = population.config.examples_per_pass
     if most is not None and inputs.shape[1] > most:
@@ -220,9 +219,9 @@ def evaluate(population: Population, batch: Batch, due: Bools | None = None) -> 
 def start_evaluation(population: Population, batch: Batch, due: Bools | None = None) -> Deferred[Evaluation]:
     """Evaluate all networks and, in the same pass, the leave-one-out counterfactuals of their seeds.
 
-    A network with a blended seed is compared with the same network without it. An isolated seed is added at full alpha,
-    and the result is compared with the network as it is. Only the slots ``due``, bool ``[E, S]``, are measured (None:
-    all slots). A slot costs a pass through the layers after it if it is due in any network that has a seed there.
+    A network with a blended seed is compared with the same network without it; an isolated seed is added at full alpha.
+    Only the slots ``due``, bool ``[E, S]``, are measured (None: all). A slot costs a pass through the layers after it
+    if it is due in any network that has a seed there.
     """
     population.execution.train(False)
     due = np.ones(population.table.stage.shape, np.bool_) if due is None else due
@@ -237,8 +236,7 @@ def score_variants(logits: Tensor, labels: Tensor) -> list[Tensor]:
 
     Each is ``[E, V]``; the errors, first those of losses, are NaN for a single example.
     Logits are ``[E, V, N, classes]`` and labels ``[E, N]``, or ``[E, V, N, T, classes]`` and ``[E, N, T]``. All
-    variants are measured on the same N examples, so the standard error of a difference of means is that of the mean of
-    N differences. A sequence counts as one example.
+    variants have the same N examples, so an error is that of the mean of N differences. A sequence is one example.
     """
     shape, count = logits.shape[:2], labels.shape[1]
     logits, labels = logits.flatten(0, 1), labels.repeat_interleave(shape[1], dim=0)

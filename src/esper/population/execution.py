@@ -28,7 +28,6 @@ from esper.errors import SlotError
 from esper.growth.hooks import SourceHook
 from esper.growth.model import GrowingModel
 from esper.growth.site import Site
-from esper.growth.slot import SlotModule
 from esper.numerics.modules import Stackable, global_generators, linear
 from esper.numerics.random_streams import seed_globally
 from esper.population.host_checks import can_vmap, draws_in_training
@@ -38,31 +37,35 @@ Parameters = Mapping[str, Tensor]
 
 
 class SlotOp(Protocol):
-    """Rewrites the features ``[E, N, ...]`` of a population at one slot, given the networks' inputs ``[E, N, ...]``.
+    """Rewrites the features of a population at one slot, given the networks' inputs and the ``source``.
 
-    ``source`` ``[E, N, ...]`` is the input of the layer that computes the hidden units before the slot; None where no
-    hidden units can be added.
+    The source is the input of the layer that computes the hidden units before the slot; None where no hidden units can
+    be added. All are ``[E, N, ...]``.
     """
 
     def __call__(self, features: Tensor, inputs: Tensor, source: Tensor | None) -> Tensor: ...
 
 
 class FunctionalModule:
-    """`torch.func.functional_call` of one module, with all names looked up only once.
+    """`torch.func.functional_call` of one module, with names looked up once: for a small host that takes half the time.
 
-    For a small host, looking up names in every call would take as long as the computation. Here it costs nothing while
-    the same tensors are passed again. The module loses its own parameters and buffers, and keeps the tensors of the
-    last call as plain attributes. So its forward must not call ``parameters()``.
+    The module loses its own parameters and buffers, and keeps the tensors of the last call as plain attributes. So its
+    forward must not call ``parameters()``.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
+
+        def list_tensors(owner: nn.Module, *, recurse: bool) -> list[tuple[str, Tensor]]:
+            parameters = owner.named_parameters(recurse=recurse, remove_duplicate=False)
+            return [*parameters, *owner.named_buffers(recurse=recurse, remove_duplicate=False)]
+
         # A tensor may have several places: weights can be tied.
         places: dict[Tensor, list[tuple[nn.Module, str]]] = {}
         for owner in module.modules():
-            for attribute, tensor in _list_tensors(owner, recurse=False):
+            for attribute, tensor in list_tensors(owner, recurse=False):
                 places.setdefault(tensor, []).append((owner, attribute))
-        self._places = {name: places[tensor] for name, tensor in _list_tensors(module, recurse=True)}
+        self._places = {name: places[tensor] for name, tensor in list_tensors(module, recurse=True)}
         self._current: dict[str, Tensor] = {}
         # Registered parameters refuse plain tensors, so all become ordinary attributes.
         for tensor, owners in places.items():
@@ -71,18 +74,13 @@ class FunctionalModule:
                 setattr(owner, attribute, tensor.detach())
 
     def __call__(self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], *inputs: Tensor) -> Tensor:
-        """The module's output with these parameters and buffers, either stacked or of one network."""
+        """The module's output with these parameters and buffers, stacked or of one network."""
         for name, tensor in (*parameters.items(), *buffers.items()):
             if self._current.get(name) is not tensor:
                 self._current[name] = tensor
                 for owner, attribute in self._places[name]:
                     setattr(owner, attribute, tensor)
         return self._module(*inputs)
-
-
-def _list_tensors(module: nn.Module, *, recurse: bool) -> list[tuple[str, Tensor]]:
-    parameters = module.named_parameters(recurse=recurse, remove_duplicate=False)
-    return [*parameters, *module.named_buffers(recurse=recurse, remove_duplicate=False)]
 
 
 def call_module(module: nn.Module, parameters: Parameters, buffers: Parameters, *inputs: Tensor) -> Tensor:
@@ -114,9 +112,9 @@ def vmap_under_autocast(call: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 class AutocastInVmap(TorchFunctionMode):
-    """Casts the arguments of matrix products and convolutions to ``dtype``, and those of norms to float32.
+    """Casts as autocast does: matrix products and convolutions to ``dtype``, norms to float32.
 
-    This is what autocast does, but a vmap decomposes these functions before autocast can act on them.
+    A vmap decomposes these functions before autocast can act on them.
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
@@ -126,15 +124,13 @@ class AutocastInVmap(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        kwargs, dtype = kwargs or {}, self._dtype if func in _ROUNDED else torch.float32 if func in _RAISED else None
-        if dtype is not None:
-            args = [_convert(argument, dtype) for argument in args]
-            kwargs = {name: _convert(argument, dtype) for name, argument in kwargs.items()}
-        return func(*args, **kwargs)
+        dtype = self._dtype if func in _ROUNDED else torch.float32 if func in _RAISED else None
 
+        def convert(argument: Any) -> Any:
+            changes = dtype is not None and isinstance(argument, Tensor) and argument.is_floating_point()
+            return argument.to(dtype) if changes else argument
 
-def _convert(argument: Any, dtype: torch.dtype) -> Any:
-    return argument.to(dtype) if isinstance(argument, Tensor) and argument.is_floating_point() else argument
+        return func(*map(convert, args), **{name: convert(argument) for name, argument in (kwargs or {}).items()})
 
 
 _RAISED = frozenset({F.batch_norm, F.instance_norm, F.layer_norm, F.group_norm})
@@ -149,10 +145,9 @@ _ROUNDED = frozenset(
 
 
 # Merging: the examples of all networks form one batch, for hosts whose parameters are all in linear layers and
-# convolutions. Only these layers depend on which network an example belongs to; the rest of such a host treats every
-# example separately. So the host runs once for any number of networks, without the cost of vmap. A merged batch
-# [N * E, ...] has the first example of every network, then the second of every network, and so on. In this order, the
-# channels of all networks are already adjacent, and one grouped convolution computes all networks.
+# convolutions; the rest of such a host treats every example separately. A merged batch [N * E, ...] has the first
+# example of every network, then the second, and so on: so the channels of all networks are adjacent, and one grouped
+# convolution computes all networks.
 
 
 def merge_networks(stacked: Tensor) -> Tensor:
@@ -173,11 +168,10 @@ def enable_merging(host: nn.Module) -> None:
 
 
 def can_merge(host: nn.Module, example_input: Tensor) -> bool:
-    """Whether ``host`` computes merged batches correctly as a `FunctionalModule` after `enable_merging`.
+    """Whether ``host`` has no buffers, and computes merged batches as a vmap does, tried on random values.
 
-    The host must have no buffers, and agree with a vmap over networks on random values. It does not if it has
-    parameters outside the layers that can merge, accesses them in another way (``next(self.parameters())``), or mixes
-    the examples of a batch, as batch normalisation does.
+    It does not if it has parameters outside the layers that can merge, accesses them in another way
+    (``next(self.parameters())``), or mixes the examples of a batch.
     """
     if any(True for _ in host.buffers()):
         return False
@@ -241,7 +235,7 @@ _FORWARD: Mapping[type[nn.Module], Callable[..., Tensor]] = {
 
 
 class _LeaveVmap(torch.autograd.Function):
-    """Passes the physical ``[E, N, ...]`` features of all networks to a slot op from inside a vmap over networks.
+    """Passes the features ``[E, N, ...]`` of all networks to a slot op from inside a vmap over networks.
 
     The outer autograd records the slot op's operations, so neither `forward` nor `backward` ever runs.
     """
@@ -265,19 +259,16 @@ class _LeaveVmap(torch.autograd.Function):
         source: Tensor | None,
         slot_op: SlotOp,
     ) -> tuple[Tensor, int]:
-        features = _move_networks_first(features, in_dims[0], info.batch_size)
-        inputs = _move_networks_first(inputs, in_dims[1], info.batch_size)
+        def move_networks_first(tensor: Tensor, axis: int | None) -> Tensor:
+            return tensor.expand(info.batch_size, *tensor.shape) if axis is None else tensor.movedim(axis, 0)
+
         if source is not None:
-            source = _move_networks_first(source, in_dims[2], info.batch_size)
+            source = move_networks_first(source, in_dims[2])
+        features, inputs = move_networks_first(features, in_dims[0]), move_networks_first(inputs, in_dims[1])
         return slot_op(features, inputs, source), 0
 
 
-def _move_networks_first(tensor: Tensor, axis: int | None, networks: int) -> Tensor:
-    return tensor.expand(networks, *tensor.shape) if axis is None else tensor.movedim(axis, 0)
-
-
-# How a slot calls its slot op: each way of execution passes the features of its networks as [E, N, ...], and the source
-# that the slot's hook recorded in this pass.
+# How a slot calls its slot op in each way of execution, with the source that the slot's hook recorded in this pass.
 
 
 def _apply_to_stack(slot_op: SlotOp, hook: SourceHook | None, features: Tensor, inputs: Tensor) -> Tensor:
@@ -349,11 +340,7 @@ class Execution:
     def run_stacked(
         self, parameters: Parameters, buffers: Parameters, inputs: Tensor, slot_ops: Sequence[SlotOp | None]
     ) -> Tensor:
-        """Outputs ``[E, N', ...]`` of all networks on ``inputs`` ``[E, N, ...]``, as one program.
-
-        A `Stackable` host computes all networks by itself. Other hosts run on one merged batch if possible, and
-        otherwise under a vmap over networks.
-        """
+        """Outputs ``[E, N', ...]`` of all networks on ``inputs`` ``[E, N, ...]``, as one program."""
         if self._stacks:
             self._set_slot_ops(slot_ops, _apply_to_stack)
             return self._call(parameters, buffers, inputs)
@@ -374,8 +361,8 @@ class Execution:
     ) -> Tensor:
         """The outputs of `run_stacked`, computed one network after the other.
 
-        ``slot_ops[e]`` get the features of network ``e`` only, with E = 1. Random numbers of network ``e``, for dropout
-        for instance, come from ``generators[e]``; generators are not needed if hosts draw nothing.
+        ``slot_ops[e]`` get the features of network ``e`` only, with E = 1. Its random numbers come from
+        ``generators[e]``, which hosts that draw nothing do not need.
         """
         outputs: list[Tensor] = []
         # Not by indexing, whose backward pass would fill a gradient of all networks for each of them.
@@ -394,9 +381,8 @@ class Execution:
     def can_share_prefixes(self, example_input: Tensor) -> bool:
         """Whether every slot may append variants to the batch, which fails if a connection bypasses a slot.
 
-        Every slot is made to append a copy of the first examples, and the host must return copies of its outputs.
-        With a bypass, a tensor from before the slot no longer fits one from after it. Features must also pass the slots
-        in order.
+        Every slot is made to append a copy of the first examples, and the host must return copies of its outputs: with
+        a bypass, a tensor from before the slot no longer fits one from after it. Features must pass the slots in order.
         """
         inputs = example_input[:1].repeat(2, *[1] * (example_input.dim() - 1))
         order: list[int] = []
@@ -408,9 +394,11 @@ class Execution:
         was_training = self._model.training
         self._model.eval()
         with torch.no_grad():
-            self._set_slot_modules([None] * len(self._slots))
+            for slot in self._slots:
+                slot.occupant = None
             expected = self._model(inputs)
-            self._set_slot_modules([partial(append_copy, slot) for slot in range(len(self._slots))])
+            for place, slot in enumerate(self._slots):
+                slot.occupant = partial(append_copy, place)
             try:
                 outputs = self._model(inputs)
             except RuntimeError:
@@ -427,13 +415,5 @@ class Execution:
         self._model.host.train(mode)
 
     def _set_slot_ops(self, slot_ops: Sequence[SlotOp | None], apply: Callable[..., Tensor]) -> None:
-        self._set_slot_modules(
-            [
-                None if slot_op is None else partial(apply, slot_op, slot.source)
-                for slot, slot_op in zip(self._slots, slot_ops, strict=True)
-            ]
-        )
-
-    def _set_slot_modules(self, modules: Sequence[SlotModule | None]) -> None:
-        for slot, module in zip(self._slots, modules, strict=True):
-            slot.occupant = module
+        for slot, slot_op in zip(self._slots, slot_ops, strict=True):
+            slot.occupant = None if slot_op is None else partial(apply, slot_op, slot.source)

@@ -102,7 +102,7 @@ class BlendOp:
                 part.compute_contributions(h, h if context is features else gather_rows(context, rows))
             )
 
-        # Joined in the features' memory order, so that the scatter need not copy.
+        # Joined in the features' memory order: the scatter need not copy.
         order = _memory_order(features)
         joined = _undo_permute(torch.cat([contribution.permute(order) for contribution in contributions]), order)
         return add_to_rows(features, seeds.rows, _align_rows(self.alpha, joined) * joined)
@@ -131,10 +131,7 @@ def add_to_rows_in_place(tensor: Tensor, rows: Tensor, addends: Tensor) -> None:
 
 
 def append_branches(batch: Tensor, parents: Sequence[int], examples: int) -> Tensor:
-    """A copy of ``batch`` with copies of its blocks ``parents`` appended along axis 1.
-
-    A block has ``examples`` entries. The result has the memory layout of ``batch``.
-    """
+    """A copy of ``batch`` with copies of its blocks ``parents``, of ``examples`` each, appended along axis 1."""
     order = _memory_order(batch)
     axis, permuted = order.index(1), batch.permute(order)
     branches = [permuted.narrow(axis, parent * examples, examples) for parent in parents]
@@ -217,8 +214,8 @@ def prepare_forward(
 ) -> list[ForwardPass]:
     """The passes of all networks with these seeds. If not all of them learn, the hosts' buffers stay unchanged.
 
-    In training mode, hosts that draw random numbers (`Execution.draws`) need ``generators``, one per network. ``banks``
-    has the seeds; None: all banks of the population.
+    In training mode, hosts that draw random numbers (`Execution.draws`) need ``generators``, one per network. The seeds
+    are in ``banks``; None: in those of the population.
     """
     make_slot_op, keep_buffers = prepare_slot_op(population, active, banks), active.learning is not None
     return build_passes(population, make_slot_op, keep_buffers=keep_buffers, generators=generators)
@@ -227,7 +224,7 @@ def prepare_forward(
 def prepare_slot_op(
     population: Population, active: ActiveSeeds, banks: Mapping[SeedKind, SeedBank] | None = None
 ) -> MakeSlotOp:
-    """The slot ops of a pass with these seeds, which are in ``banks``; None: all banks of the population."""
+    """The slot ops of a pass with these seeds; ``banks`` as in `prepare_forward`."""
 
     def make_slot_op(slot: int, networks: range) -> SlotOp | None:
         seeds = find_slot_seeds(population, active, slot, networks, banks)
@@ -246,7 +243,7 @@ def find_slot_seeds(
     networks: range,
     banks: Mapping[SeedKind, SeedBank] | None = None,
 ) -> SlotSeeds | None:
-    """The slot's seeds in a pass of these networks; None if there are none. ``banks`` as in `prepare_slot_op`."""
+    """The slot's seeds in a pass of these networks; None if there are none. ``banks`` as in `prepare_forward`."""
     device = population.config.device
     slices: list[BankSlice] = []
     for kind, bank in (population.banks if banks is None else banks).items():
@@ -275,10 +272,9 @@ def build_passes(
     keep_buffers: bool = False,
     generators: Sequence[torch.Generator] = (),
 ) -> list[ForwardPass]:
-    """The passes with these slot ops, as many as the config's limit requires.
+    """The passes with these slot ops, as many as the config's limit requires, valid until the next decision.
 
-    They are valid for any number of batches, until the population's next decision. With ``keep_buffers``, the hosts'
-    buffers stay unchanged.
+    With ``keep_buffers``, the hosts' buffers stay unchanged.
     """
     size, limit = population.size, population.config.networks_per_pass or population.size
     spans = [range(first, min(first + limit, size)) for first in range(0, size, limit)]
@@ -332,8 +328,8 @@ ROUNDS = 3
 def find_fastest_strategy(population: Population, inputs: Tensor) -> Strategy:
     """The strategy with the smaller median time for a forward and a backward pass on ``inputs`` ``[E, N, ...]``.
 
-    Strategies are timed in turns, after one warm-up round. The choice changes results only by rounding; a run that must
-    be exactly reproducible should name its strategy instead. The population does not change.
+    They are timed in turns, after one warm-up round. The choice changes results only by rounding; a run that must be
+    exactly reproducible should name its strategy instead.
     """
     if population.execution.needs_loop:
         return "looped"

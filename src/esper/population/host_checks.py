@@ -45,13 +45,9 @@ class _Call:
 
 
 def draws_in_training(host: nn.Module, example_input: Tensor) -> bool:
-    """Whether ``host`` draws random numbers in training mode, as dropout does.
+    """Whether ``host`` draws random numbers in training mode, as dropout does; nothing changes by it.
 
-    Neither the host nor a global generator changes.
-
-    Args:
-        host: Any module.
-        example_input: ``[B, ...]``; its shape, dtype and device are those of inputs.
+    Raises TaskError for a host that no population can run, with the layer at fault.
     """
     host = copy.deepcopy(host)
     buffers = dict(host.named_buffers())
@@ -121,7 +117,7 @@ def _find_problem(first: Sequence[_Call], second: Sequence[_Call], *, training: 
 
 
 def _record_calls(host: nn.Module, inputs: Tensor, modules: Sequence[tuple[str, nn.Module]]) -> list[_Call]:
-    """The calls of ``modules`` in a forward pass of the host, in the order in which they return: inner ones first."""
+    """The calls of ``modules`` in a forward pass of the host, inner ones first."""
     calls: list[_Call] = []
     begun: list[tuple[list[Any] | None, list[Tensor], tuple[Any, ...]]] = []
     generators = global_generators(host)
@@ -155,56 +151,50 @@ def _read_others() -> tuple[Any, ...]:
 
 
 def _copy_leaves(value: Any) -> list[Any] | None:
-    """The flattened value with copies of its tensors; None if it has parts that cannot be compared."""
-    try:
-        return [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in _flatten(value)]
-    except _IncomparableError:
-        return None
+    """Copies of the tensors and plain values in ``value``, with the types and keys of their containers.
 
-
-class _IncomparableError(Exception):
-    """A value cannot be flattened into tensors and plain values."""
-
-
-def _flatten(value: Any) -> list[Any]:
-    """The tensors and plain values in an argument or output of a network, with the types of their containers."""
+    None if it has parts that cannot be compared.
+    """
     if value is None or isinstance(value, bool | int | float | str | torch.dtype | torch.device):
         return [value]
     # Only dense tensors can be compared element by element.
     if isinstance(value, Tensor):
-        if value.is_nested or value.layout is not torch.strided:
-            raise _IncomparableError
-        return [value]
-    # Containers: their type and keys or length, then their leaves.
+        return None if value.is_nested or value.layout is not torch.strided else [value.clone()]
     if isinstance(value, Mapping):
         mapping = cast("Mapping[Any, Any]", value)
-        return [type(mapping), *mapping, *(leaf for part in mapping.values() for leaf in _flatten(part))]
-    if isinstance(value, tuple | list):
-        items = cast("Sequence[Any]", value)
-        return [type(items), len(items), *(leaf for item in items for leaf in _flatten(item))]
-    if is_dataclass(value) and not isinstance(value, type):
-        return [type(value), *(leaf for field in fields(value) for leaf in _flatten(getattr(value, field.name)))]
-    raise _IncomparableError
+        shape, parts = list(mapping), list(mapping.values())
+    elif isinstance(value, tuple | list):
+        parts = list(cast("Sequence[Any]", value))
+        shape = [len(parts)]
+    elif is_dataclass(value) and not isinstance(value, type):
+        shape, parts = [], [getattr(value, field.name) for field in fields(value)]
+    else:
+        return None
+    leaves: list[Any] = [type(cast("object", value)), *shape]
+    for part in map(_copy_leaves, parts):
+        if part is None:
+            return None
+        leaves += part
+    return leaves
 
 
 def _are_close(leaves: Sequence[Any] | None, others: Sequence[Any] | None) -> bool:
     """Whether flattened values are equal up to rounding; True if they cannot be compared."""
+
+    def is_close(leaf: Any, other: Any) -> bool:
+        if not isinstance(leaf, Tensor) or not isinstance(other, Tensor):
+            return type(leaf) is type(other) and bool(leaf == other)
+        return leaf.shape == other.shape and torch.allclose(leaf.double(), other.double(), equal_nan=True)
+
     if leaves is None or others is None:
         return True
-    return len(leaves) == len(others) and all(map(_is_close, leaves, others))
-
-
-def _is_close(leaf: Any, other: Any) -> bool:
-    if not isinstance(leaf, Tensor) or not isinstance(other, Tensor):
-        return type(leaf) is type(other) and bool(leaf == other)
-    return leaf.shape == other.shape and torch.allclose(leaf.double(), other.double(), equal_nan=True)
+    return len(leaves) == len(others) and all(map(is_close, leaves, others))
 
 
 def can_vmap(host: nn.Module, example_input: Tensor) -> bool:
-    """Whether a vmap over networks gives the same results as ``host`` for one network after the other, in both modes.
+    """Whether a vmap over networks gives the outputs, gradients and buffers of a loop, in both modes.
 
-    Outputs, gradients and buffers are compared on random parameters. The result is False for operations that vmap does
-    not support, and for Python code that depends on values.
+    It does not for operations that vmap does not support, and for Python code that depends on values.
     """
     host = copy.deepcopy(host).to("cpu", torch.float64)
     generator = torch.Generator().manual_seed(0)
@@ -242,10 +232,10 @@ def can_vmap(host: nn.Module, example_input: Tensor) -> bool:
 
 
 def require_splittable_minibatches(host: nn.Module, example_input: Tensor, *, draws: bool) -> None:
-    """Raise ConfigError unless splitting a minibatch into parts does not change what ``host`` computes in training.
+    """Raise ConfigError if splitting a minibatch into parts changes outputs or buffers of ``host`` in training.
 
-    Outputs and buffers are compared on random parameters. Hosts are rejected if they have batch normalisation, change
-    buffers in every pass, or draw random numbers (``draws``).
+    It does with batch normalisation, with buffers that change in every pass, and if the host draws random numbers
+    (``draws``).
     """
     if draws:
         raise ConfigError(

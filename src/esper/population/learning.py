@@ -34,7 +34,7 @@ class Batch(NamedTuple):
 
 
 def compute_losses(logits: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy in nats of each network ``[E]``, averaged over examples and, if they have any, positions.
+    """Mean cross-entropy in nats of each network ``[E]``, over examples and, if they have any, positions.
 
     Logits are ``[E, N, classes]`` or ``[E, N, T, classes]``, labels ``[E, N]`` or ``[E, N, T]``.
     """
@@ -82,8 +82,7 @@ def start_training(
     frozen_rows = torch.from_numpy(frozen).to(device, non_blocking=True)
     saved_buffers = {name: buffer[frozen_rows] for name, buffer in host.buffers.items()} if frozen.any() else {}
 
-    # Seeds of the latest decision do not take part yet. They are the last rows of their bank, so the other rows are a
-    # view, and no minibatch has to gather them.
+    # Seeds of the latest decision do not take part yet. They are the last rows of their bank: the others are a view.
     banks: dict[SeedKind, SeedBank] = {}
     for kind, bank in population.banks.items():
         taking_part = table.stage[bank.block.owners.numpy(), kind.slot] != Stage.GERMINATED
@@ -133,8 +132,8 @@ def start_training(
                     share = targets.shape[1] / examples
                     mean_losses, total = mean_losses * share, total * share
                 by_leaf = torch.autograd.grad(total, leaves, materialize_grads=True, allow_unused=True)
-                # The gradient of a pass has entries for all networks, which are zero for the networks of other passes.
-                # So gradients are added up, which is exact, instead of kept; leaf by leaf, as two may share one.
+                # The gradient of a pass is zero for the networks of other passes, so gradients are added up, which is
+                # exact; leaf by leaf, as two may share one.
                 if sums:
                     for index, summand in enumerate(by_leaf):
                         sums[index] = sums[index] + summand
@@ -173,8 +172,7 @@ def start_training(
 def make_generators(population: Population, *, isolated: bool) -> list[torch.Generator]:
     """Generators for the hosts' random numbers in the next training steps, one per network; empty if none are drawn.
 
-    They are determined by a network's random seed and the number of its steps. So they need not be saved, and a network
-    does not depend on others.
+    They follow from a network's random seed and the number of its steps: they need not be saved.
     """
     if not population.execution.draws:
         return []
@@ -188,8 +186,7 @@ def make_generators(population: Population, *, isolated: bool) -> list[torch.Gen
 def _locate_gradients(flat: FlatParameters, blocks: Sequence[StackedParameters]) -> Tensor:
     """The place of each value's gradient, int64 ``[V]``, in the concatenated gradients of ``blocks``.
 
-    The blocks have the first rows of the blocks of ``flat``. Their named parameters follow one another, each with all
-    its rows. After them comes a single zero, for the values of all other rows.
+    They have the first rows of the blocks of ``flat``; after their gradients comes a single zero, for all other rows.
     """
     count = sum(block.values.numel() for block in blocks)
     positions = torch.arange(count, device=flat.values.device)
@@ -250,22 +247,25 @@ def optimizer_step(flat: FlatParameters, gradient: Tensor, learning: Tensor, set
     """Take one step in place on the rows ``learning``, bool ``[R]``; other rows keep their values and step counts.
 
     The gradient ``[V]`` must be zero in rows that are not learning.
-    """
-    step = _step_adamw if settings.name == "adamw" else _step_sgd
-    step(flat, gradient, learning.to(flat.steps), settings)
-
-
-def _step_adamw(flat: FlatParameters, gradient: Tensor, learning: Tensor, settings: OptimizerSettings) -> None:
-    """AdamW, Loshchilov and Hutter 2019, with the bias correction of Kingma and Ba 2015, algorithm 1.
-
-    As they remark, a step ``rate * (mean / c1) / (sqrt(square / c2) + epsilon)`` costs less as
+    AdamW is that of Loshchilov and Hutter 2019, with the bias correction of Kingma and Ba 2015, algorithm 1. As they
+    remark, a step ``rate * (mean / c1) / (sqrt(square / c2) + epsilon)`` costs less as
     ``(rate * sqrt(c2) / c1) * mean / (sqrt(square) + epsilon * sqrt(c2))``, whose factors are of rows, not of values.
+    SGD with momentum is that of `torch.optim.SGD`: the velocity starts as the first gradient, without dampening.
     """
+    learning = learning.to(flat.steps)
+    flat.steps.add_(learning)
+    rate = flat.learning_rates * learning
+    if settings.name == "sgd":
+        if settings.weight_decay:
+            gradient = torch.addcmul(gradient, flat.expand_rows(settings.weight_decay * learning), flat.values)
+        velocity = flat.moments["velocity"]
+        velocity.mul_(settings.momentum).add_(gradient)
+        flat.values.addcmul_(flat.expand_rows(rate), velocity, value=-1)
+        return
+
     # Bias corrections by row: seeds are younger than their hosts.
     beta1, beta2 = settings.betas
-    flat.steps.add_(learning)
     steps = flat.steps.clamp(min=1)
-    rate = flat.learning_rates * learning
     root = (1 - beta2**steps).sqrt()
     # All rows at once: those that do not learn have a rate of zero.
     mean, square = flat.moments["mean"], flat.moments["square"]
@@ -277,16 +277,6 @@ def _step_adamw(flat: FlatParameters, gradient: Tensor, learning: Tensor, settin
     denominator = square.sqrt().add_(flat.expand_rows(ADAM_EPSILON * root))
     factor = flat.expand_rows(rate * root / (1 - beta1**steps))
     flat.values.addcdiv_(factor.mul_(mean), denominator, value=-1)
-
-
-def _step_sgd(flat: FlatParameters, gradient: Tensor, learning: Tensor, settings: OptimizerSettings) -> None:
-    """SGD with momentum as `torch.optim.SGD`: the velocity starts as the first gradient, without dampening."""
-    flat.steps.add_(learning)
-    if settings.weight_decay:
-        gradient = torch.addcmul(gradient, flat.expand_rows(settings.weight_decay * learning), flat.values)
-    velocity = flat.moments["velocity"]
-    velocity.mul_(settings.momentum).add_(gradient)
-    flat.values.addcmul_(flat.expand_rows(flat.learning_rates * learning), velocity, value=-1)
 
 
 @torch.no_grad()
@@ -317,19 +307,18 @@ def stack_data(data: Sequence[Data], device: torch.device) -> Batch:
 
 
 class TrainingStream:
-    """Minibatches ``[E, B, ...]`` for E networks, one after the other.
+    """Minibatches ``[E, B, ...]`` for E networks, each of its own data in its own shuffled epochs.
 
-    Networks may have different numbers of examples; each iterates over its own data in its own shuffled epochs. Memory
-    is allocated for ``capacity`` examples per network, and more if needed.
+    Memory is allocated for ``capacity`` examples per network, and more if needed.
     """
 
     def __init__(
         self, data: Sequence[Data], orders: Sequence[Ints], batch_size: int, capacity: int, device: torch.device
     ) -> None:
-        inputs = torch.stack([_pad_examples(part.inputs, capacity) for part in data])
-        labels = torch.stack([_pad_examples(part.labels, capacity) for part in data])
-        self._inputs: Tensor = inputs.to(device, non_blocking=True)
-        self._labels: Tensor = labels.to(device, non_blocking=True)
+        self._inputs, self._labels = (
+            torch.stack([_pad_examples(part, capacity) for part in parts]).to(device, non_blocking=True)
+            for parts in ([part.inputs for part in data], [part.labels for part in data])
+        )
         # Orders are indices into the concatenated examples of all networks, so that one gather serves them all.
         offsets = np.arange(len(data))[:, None] * capacity
         self._order = torch.from_numpy(np.stack(orders) + offsets).to(device, non_blocking=True)

@@ -1,9 +1,8 @@
 """All parameters of a population with their optimizer state: one flat vector, with views as stacks of rows.
 
-`ParameterLayout` describes how a module's parameters are arranged in a row. `StackedParameters` has many modules of one
-architecture, `SeedBank` the seeds of one kind, and `PopulationParameters` everything, as views of one `FlatParameters`.
-A forward pass uses named tensors ``[R, *shape]``. An optimizer step is a few operations on one vector, whatever the
-number of networks, layers and seeds.
+`StackedParameters` has many modules of one architecture, `SeedBank` the seeds of one kind, and `PopulationParameters`
+everything, as views of one `FlatParameters`. A forward pass uses named tensors ``[R, *shape]``. An optimizer step is a
+few operations on one vector, whatever the number of networks, layers and seeds.
 """
 
 from __future__ import annotations
@@ -79,9 +78,8 @@ def pad_to_shape(tensor: Tensor, shape: Sequence[int]) -> Tensor:
 class StackedParameters:
     """R modules of one architecture, hosts or seeds: each has a row of parameters, optimizer state and buffers.
 
-    Methods return new stacks, so a change is committed by one assignment or not at all. Values and optimizer state are
-    created and removed together, so a row never lacks its state and never leaves any behind. Only optimizers, and
-    forward passes that update running statistics, write into the tensors.
+    Methods return new stacks, so a change is committed by one assignment or not at all. Only optimizers, and forward
+    passes that update running statistics, write into the tensors.
     """
 
     layout: ParameterLayout
@@ -143,13 +141,9 @@ class StackedParameters:
 
     def head(self, count: int) -> StackedParameters:
         """The first ``count`` rows, as views whose named parameters are separate leaves."""
-        return (
-            self if count == len(self) else self._map_tensors(lambda tensors: tensors[0][:count], self.owners[:count])
-        )
-
-    def join(self, other: StackedParameters) -> StackedParameters:
-        """The rows of this stack, followed by the rows of the other."""
-        return self._map_tensors(torch.cat, torch.cat([self.owners, other.owners]), other)
+        if count == len(self):
+            return self
+        return self._map_tensors(lambda tensors: tensors[0][:count], self.owners[:count])
 
     def select(self, rows: Tensor) -> StackedParameters:
         """Copies of the rows at ``rows``, int64 ``[r]``."""
@@ -242,9 +236,9 @@ class FlatParameters:
     def gather(
         cls, sources: Sequence[FlatParameters], blocks: Sequence[Sequence[Piece]], moment_names: Iterable[str]
     ) -> FlatParameters:
-        """Copy rows of several vectors into one, with one block per sequence of pieces, which must share a layout.
+        """Copy rows of several vectors into one, with one block per sequence of pieces, which share a layout.
 
-        All values are gathered at once, whatever the number of blocks. A block that stays whole keeps its buffers.
+        A block that stays whole keeps its buffers.
         """
         # Where each row starts in the concatenated sources and in the new vector.
         source_blocks = [block for source in sources for block in source.blocks]
@@ -300,10 +294,7 @@ class FlatParameters:
         learning_rates: Tensor,
         owners: Tensor,
     ) -> FlatParameters:
-        """The vector with blocks of these layouts, numbers of rows and buffers.
-
-        Blocks are views, so a forward pass uses what the optimizer writes into the vector.
-        """
+        """The vector with blocks of these layouts, numbers of rows and buffers, as views."""
         blocks: list[StackedParameters] = []
         value, row = 0, 0
         for layout, count, buffers in outlines:
@@ -340,11 +331,8 @@ class FlatParameters:
         return by_row.index_select(0, self.row_of_value)
 
     def sum_by_network(self, values: Tensor) -> Tensor:
-        """Sum over each network's values, ``[V]`` to ``[E]``.
-
-        The sum is over each row and then over rows, so that additions always have the same order: on a GPU the order of
-        ``index_add`` depends on its threads.
-        """
+        """Sum over each network's values, ``[V]`` to ``[E]``."""
+        # Over each row and then over rows, always in the same order: that of ``index_add`` depends on a GPU's threads.
         by_row = torch.segment_reduce(values, "sum", lengths=self.row_lengths, unsafe=True)
         return torch.cat([by_row, by_row.new_zeros(1)])[self._rows_of_network].sum(1)
 
@@ -408,11 +396,7 @@ class SeedBank:
 
 @dataclass(frozen=True)
 class PopulationParameters:
-    """The hosts' rows, the banks of seeds, and the flat vector of which both are views.
-
-    When rows are added or removed, a new object replaces this one. So a population has a single reference to all its
-    rows, and replaces it once a change has succeeded as a whole.
-    """
+    """The hosts' rows, the banks of seeds, and the flat vector of which both are views; replaced as a whole."""
 
     host: StackedParameters
     """One row per network, in order."""
@@ -433,10 +417,9 @@ class PopulationParameters:
     def exchange_seeds(
         self, gone: Mapping[SeedKind, Ints], newborn: Mapping[SeedKind, SeedBank]
     ) -> PopulationParameters:
-        """Copy all rows, without the seeds ``gone`` and with those in ``newborn``.
+        """Copy all rows without the seeds of ``gone``, networks ``[n]`` by kind, and with those in ``newborn``.
 
-        ``gone`` has the networks, int64 ``[n]``, whose seed of a kind is removed. Newborn seeds become the last rows of
-        their banks.
+        Newborn seeds become the last rows of their banks.
         """
         if not gone and not newborn:
             return self
@@ -462,5 +445,5 @@ class PopulationParameters:
 
 
 def _order_kinds(banks: Mapping[SeedKind, SeedBank]) -> list[SeedKind]:
-    """Kinds in an order in which kinds with rows of equal length are adjacent."""
+    """Kinds in order, those with rows of equal length beside one another."""
     return sorted(banks, key=lambda kind: (banks[kind].block.layout.size, kind))

@@ -1,8 +1,7 @@
 """A population: E networks of one architecture, their seeds, and the lifecycle table of all slots.
 
-A population owns every parameter. The lifecycle's pure functions decide which seeds are added and removed; this module
-only carries that out. The whole state is one immutable object, replaced in one assignment once the new one is complete.
-So a call that fails, for whatever reason, changes nothing.
+The lifecycle's pure functions decide which seeds are added and removed; this module carries that out. The whole state
+is one immutable object, replaced in one assignment once the new one is complete: a call that fails changes nothing.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class NetworkSpec(NamedTuple):
     seed: int
     """Random seed of everything that is drawn for the network's modules."""
     fossils: Fossils = ()
-    """Modules that the network has from the first step, freshly initialised and at alpha 1; usually none."""
+    """Modules that the network has from the first step, freshly initialised and at alpha 1."""
 
 
 class NetworkSpecs:
@@ -122,10 +121,7 @@ class NetworkSpecs:
         return NetworkSpecs(changed, self.sites, self.kinds, self._bytes_per_parameter)
 
     def create_seed(self, network: int, kind: SeedKind, predecessors: int) -> SeedModule:
-        """A new seed; ``predecessors`` is the number of earlier seeds in that slot.
-
-        Errors of the blueprint's constructor are not caught.
-        """
+        """A new seed; ``predecessors`` is the number of earlier seeds in that slot."""
         spec, slot = self.networks[network], kind.slot
         site = list(self.sites_by_sizes[slot].values())[int(self.site_places[network, slot])]
         blueprint = self.kinds[kind.blueprint](site, module_generator(spec.seed, slot, predecessors))
@@ -160,15 +156,14 @@ class PopulationConfig:
     strategy: Strategy = "stacked"
     """How the networks are computed; hosts that vmap cannot handle, or that draw random numbers, are always looped."""
     networks_per_pass: int | None = None
-    """Largest number of networks that are computed at once, to limit memory; None: all networks. Results do not depend
-    on it."""
+    """Largest number of networks that are computed at once, to limit memory; None: all. Results do not depend on it."""
     examples_per_pass: int | None = None
-    """Largest number of examples that are computed at once, in training and in measurements; None: all examples.
-    Gradients of the parts of a minibatch are added up before the step, so results change only by rounding. Not allowed
-    for hosts for which splitting a minibatch changes training."""
+    """Largest number of examples that are computed at once, in training and in measurements; None: all. Gradients of
+    the parts of a minibatch are added up, so results change only by rounding; hosts of which that is not so are
+    refused."""
     bf16: bool = False
-    """Whether forward passes are computed under autocast in bfloat16, in training and in all measurements. Parameters,
-    optimizer state, losses and promises stay in ``dtype``, which must be float32."""
+    """Whether all forward passes are computed under autocast in bfloat16. Parameters, optimizer state, losses and
+    promises stay in ``dtype``, which must be float32."""
     dtype: torch.dtype = torch.float32
     """float32 or float64. With lower precision an optimizer's step count stops increasing, in bfloat16 at 256."""
     device: torch.device = torch.device("cpu")
@@ -192,7 +187,7 @@ Actions = Ints
 
 @dataclass(frozen=True)
 class PopulationState:
-    """The changing state of a population. Optimizers write into the parameters; everything else is replaced."""
+    """What changes of a population. Optimizers write into the parameters; everything else is replaced."""
 
     specs: NetworkSpecs
     table: SeedTable
@@ -278,11 +273,7 @@ class Population:
         return legal_actions(self.table, self.measurements, self.config.rules, self.specs.compatible, self._affordable)
 
     def decide(self, actions: Actions) -> Step:
-        """Take one action per network, int64 ``[E, 8]``, and advance the lifecycle of all other slots.
-
-        After any error, including errors of a blueprint or a lack of memory, nothing has changed.
-        """
-        # The lifecycle decides which seeds are added and removed.
+        """Take one action per network, int64 ``[E, 8]``, and let all other slots live on; all of it or nothing."""
         state = self.state
         result = step(
             state.table, state.measurements, actions, self.config.rules, state.specs.compatible, self._affordable
@@ -325,7 +316,7 @@ class Population:
 
     @property
     def specs(self) -> NetworkSpecs:
-        """The specifications of the networks at their start, with costs and sites."""
+        """What the networks started from, with costs and sites."""
         return self.state.specs
 
     @property
@@ -369,12 +360,12 @@ class Population:
 
     @property
     def budget_left(self) -> Floats:
-        """``[E]``: the fraction of the budget that is left, for the cap of which the least is left."""
+        """``[E]``: the unspent share of the scarcest cap."""
         return budget_left(self.config.budget, self.specs.costs, self.table)
 
     @property
     def charge(self) -> Charge:
-        """The cost on which rent is paid, which is the number of parameters."""
+        """Rent is paid on parameters."""
         return Charge(self.specs.costs.parameters, self.host_parameters)
 
     def slots_of_layout(self, layout: Layout) -> Bools:

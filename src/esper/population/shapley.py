@@ -1,10 +1,9 @@
 """Contributions of seeds: Shapley values and pairwise interactions of the seeds of a network.
 
-The first part is about cooperative games: the value v(C) of every coalition C of players, and the Shapley value of each
-player. Values of all coalitions of n players are arrays ``[..., 2**n]`` in the order of `list_coalitions`; leading axes
-are different games with the same players. A player who never changes a coalition's value gets exactly 0. The second
-part applies this to the seeds of a population's networks, with as few forward passes as possible, and to the seeds of
-one model under a user's measure.
+The first part is about cooperative games: values v(C) of all coalitions C of n players are arrays ``[..., 2**n]`` in
+the order of `list_coalitions`; leading axes are different games. A player who never changes a coalition's value gets
+exactly 0. The second part applies this to the seeds of a population's networks, with as few forward passes as possible,
+and to the seeds of one model under a user's measure.
 """
 
 from __future__ import annotations
@@ -41,9 +40,9 @@ class ShapleySolution:
     errors: Floats
     """Standard errors of the values, ``[..., n]``; 0 where values are exact, NaN where the error is unknown."""
     interactions: Floats | None
-    """How much each pair of players adds together beyond what each adds alone, ``[..., n, n]``. It is an average over
-    all coalitions of the others or, from `solve_by_pairs`, the value in the presence of all others; 0 on the diagonal.
-    None where values are estimated from orders."""
+    """How much each pair of players adds together beyond what each adds alone, ``[..., n, n]``: on average over all
+    coalitions of the others or, from `solve_by_pairs`, in the presence of all others. None where values are estimated
+    from orders."""
     empty_value: Floats
     """Value of the empty coalition, ``[...]``."""
     grand_value: Floats
@@ -252,10 +251,10 @@ def attribute_networks(
 ) -> Attribution:
     """Shapley values, on ``batch``, of the seeds that take part in the forward pass, blended or fossilized.
 
-    Each seed at its current alpha is compared with its absence. ``active`` selects other seeds; `select_committed`, for
-    instance, selects the fossils. Values are exact for up to `MOST_EXACT` seeds in a network. For more, they are
-    estimated from ``pairs`` pairs of orders or, without ``rng``, from pairs of seeds (`solve_game`). The values of a
-    network depend only on the network, its batch and ``rng``, which draws the same orders for all networks.
+    Each seed at its current alpha is compared with its absence; ``active`` selects other seeds. Values are exact for up
+    to `MOST_EXACT` seeds in a network. For more, they are estimated from ``pairs`` pairs of orders or, without ``rng``,
+    from pairs of seeds (`solve_game`). The values of a network depend only on the network, its batch and ``rng``, which
+    draws the same orders for all networks.
     """
     active = select_blended(population) if active is None else active
     players, slots = active.slots, np.arange(active.slots.shape[1], dtype=np.int64)
@@ -333,10 +332,9 @@ def attribute_model(
 ) -> ModelAttribution:
     """Shapley values of the model's seeds, live and fossilized, each at its current alpha.
 
-    ``evaluate`` measures the model; higher is better. It must return the same value for the same model, and is
-    responsible for data, mode and device. It is called once for each of the ``2**n`` coalitions of up to `MOST_EXACT`
-    seeds, and up to ``2 * pairs * (n - 1) + 2`` times for more. Seeds are left out by setting their alpha to 0. If
-    ``evaluate`` raises an error, all alphas are restored and the error is raised.
+    ``evaluate`` measures the model; higher is better. It must return the same value for the same model. It is called
+    once for each of the ``2**n`` coalitions of up to `MOST_EXACT` seeds, and up to ``2 * pairs * (n - 1) + 2`` times
+    for more. Seeds are left out by setting their alpha to 0, which is restored whatever happens.
     """
     seeds = model.seeds
     alphas = [seed.alpha.clone() for seed in seeds.values()]
