@@ -82,14 +82,17 @@ class GrowthBackend(Restorable, Protocol):
     @property
     def networks(self) -> GrowingNetworks:
         """The networks with their lifecycle tables."""
+        ...
 
     @property
     def skills(self) -> int:
         """M, how many measures of skill a measurement has."""
+        ...
 
     @property
     def chance_level(self) -> tuple[float, float]:
         """Loss and score of networks that guess, as far as they are known."""
+        ...
 
     def start_measurement(
         self, training: Deferred[TrainingReport], due: Bools, *, check_finite: bool
@@ -99,12 +102,15 @@ class GrowthBackend(Restorable, Protocol):
         ``check_finite``: whether to look for parameters and moments that are not finite. The evaluation has `skill` and
         `finite`.
         """
+        ...
 
     def evaluate(self, due: Bools) -> Evaluation:
         """Measure the networks as they are now, with the modules in the slots ``due``, bool ``[E, S]``."""
+        ...
 
     def measure_promises(self, due: Bools) -> Promises:
         """Measure what blueprints promise in the slots ``due``, bool ``[E, S]``."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -189,12 +189,15 @@ class Restorable(Protocol):
     @property
     def size(self) -> int:
         """E."""
+        ...
 
     def snapshot(self, rows: Bools) -> None:
         """Keep the present state of the networks ``rows``, bool ``[E]``, as the one to return to."""
+        ...
 
     def restore(self, rows: Bools) -> Transitions:
         """Return the networks ``rows``, bool ``[E]``, to their last snapshot; returns what was pruned."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -34,22 +34,27 @@ class GrowthSpec(Protocol):
     @property
     def kinds(self) -> Sequence[type[Blueprint]]:
         """The K blueprints."""
+        ...
 
     @property
     def costs(self) -> Costs:
         """Costs of a seed of each blueprint in each slot."""
+        ...
 
     @property
     def compatible(self) -> Bools:
         """Whether a blueprint fits a slot, ``[E, S, K]``."""
+        ...
 
     @property
     def widths(self) -> Ints:
         """Channels at each slot, ``[E, S]``."""
+        ...
 
     @property
     def learning_rates(self) -> Floats:
         """Learning rates of the hosts, ``[E]``."""
+        ...
 
 
 class GrowingNetworks(Protocol):
@@ -58,14 +63,17 @@ class GrowingNetworks(Protocol):
     @property
     def specs(self) -> GrowthSpec:
         """Blueprints, costs and compatibility per slot."""
+        ...
 
     @property
     def table(self) -> SeedTable:
         """The state of every slot."""
+        ...
 
     @property
     def measurements(self) -> SeedMeasurements:
         """Measurements of the seeds that gates go by; the engine sets them."""
+        ...
 
     @measurements.setter
     def measurements(self, measured: SeedMeasurements) -> None: ...
@@ -73,23 +81,29 @@ class GrowingNetworks(Protocol):
     @property
     def host_parameters(self) -> Ints:
         """Parameters before any growth, ``[E]``."""
+        ...
 
     @property
     def budget_left(self) -> Floats:
         """Unspent share of the scarcest cap, ``[E]``."""
+        ...
 
     @property
     def charge(self) -> Charge:
         """The sizes that rent is paid on."""
+        ...
 
     def slots_of_layout(self, layout: Layout) -> Bools:
         """Whether the slot's features have this layout, ``[E, S]``."""
+        ...
 
     def legal_actions(self) -> ActionMasks:
         """The actions that rules, measurements and budget allow now."""
+        ...
 
     def decide(self, actions: Ints) -> Step:
         """Take one action per network, int64 ``[E, 8]``, and let all other slots live on; all of it or nothing."""
+        ...
 
 
 # What a policy observes, and what is legal, as tensors

@@ -312,7 +312,8 @@ class ActionMasks:
         choices: Bools = getattr(self, head.name.lower())
         if choices.ndim == 3:
             choices = choices[environment, slot]
-        only_zero: Bools = np.arange(choices.shape[1]) == 0
+        only_zero = np.zeros(choices.shape[1], np.bool_)
+        only_zero[:1] = True
         return np.where(RELEVANT[op, head][:, None], choices, only_zero)
 
     def flat(self) -> Bools:
