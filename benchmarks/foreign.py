@@ -56,9 +56,8 @@ from esper.grower.backend import ModelSpec
 from esper.grower.config import choose_controller
 from esper.grower.spending import Spending
 from esper.lifecycle.actions import Op
-from esper.lifecycle.rating import Figures, SeedRating
 from esper.lifecycle.rules import ActionMasks
-from esper.lifecycle.table import Stage
+from esper.lifecycle.table import Figures, SeedRating, Stage
 from esper.train.workers import prepare_process
 
 BARE, LONGER, EVERYTHING, RANDOM = "bare", "longer", "all_at_start", "random_candidate"

@@ -17,8 +17,8 @@ from esper.control.rules import ROUNDING, ActionBuilder, count_unfinished_seeds,
 from esper.engine.observation import FeatureReader, Observation
 from esper.growth.promise import PromiseSettings
 from esper.lifecycle.actions import Op
-from esper.lifecycle.rating import Figures, SeedRating
 from esper.lifecycle.rules import ActionMasks
+from esper.lifecycle.table import Figures, SeedRating
 
 FITTED, PRICE, THRESHOLD = 0.75, 0.05, 0.05
 """Weight of the fitted promise, what ``log1p`` of the relative size takes from it, and what must be left of it."""

@@ -148,7 +148,7 @@ MUTATIONS = (
     ),
     Mutation(
         "statistics stay on the CPU when the policy moves to its device",
-        "control/policy/layers.py",
+        "control/policy/heads.py",
         'self.register_buffer("mean", torch.zeros(features, dtype=torch.float64))',
         "self.mean = torch.zeros(features, dtype=torch.float64)",
         "D11",

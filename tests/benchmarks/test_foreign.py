@@ -20,7 +20,7 @@ from esper.control.rules import Never, rate_seeds
 from esper.engine.observation import FeatureReader
 from esper.errors import ConfigError
 from esper.growth.promise import PromiseSettings
-from esper.lifecycle.rating import Figures, SeedRating
+from esper.lifecycle.table import Figures, SeedRating
 
 pytestmark = pytest.mark.landing
 

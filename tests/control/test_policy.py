@@ -15,6 +15,10 @@ from torch import Tensor
 from control.situations import SMALL, SPEC, generator, masks, observations, policy, uniforms
 from esper.control.policy import OpPrior, Policy, PolicySettings, PolicyStep
 from esper.control.policy.heads import (
+    OBSERVATION_BOUND,
+    WINDOW,
+    ObservationNormaliser,
+    RunningMoments,
     compute_normalised_entropy,
     find_legal_choices,
     gather_log_probs,
@@ -22,7 +26,6 @@ from esper.control.policy.heads import (
     mix_with_uniform,
     sample_choices,
 )
-from esper.control.policy.layers import OBSERVATION_BOUND, WINDOW, ObservationNormaliser, RunningMoments
 from esper.control.policy.network import ValueHead
 from esper.engine.observation import MaskTensors, Observation, make_mask_tensors
 from esper.errors import IllegalActionError

@@ -153,7 +153,7 @@ def test_runs_with_decisions_are_those_of_the_table() -> None:
 def test_what_a_module_is_judged_by_can_be_read() -> None:
     from docs.write_gallery import parse_tried  # noqa: PLC0415
     from esper.growth.summary import TriedModule  # noqa: PLC0415
-    from esper.lifecycle.rating import SeedRating  # noqa: PLC0415
+    from esper.lifecycle.table import SeedRating  # noqa: PLC0415
 
     rating = SeedRating(-0.5, 0.25, 0.0, 0.0, -0.125, 0.01, 0.01)
     module = TriedModule("rho.1", "mlp", 612, 3, 11, False, "look", rating)

@@ -22,9 +22,8 @@ from esper.cli import main
 from esper.errors import ConfigError, DivergedError, EsperError, RunError
 from esper.grower.decision import Change, Ending
 from esper.lifecycle.actions import Op
-from esper.lifecycle.rating import SeedRating
 from esper.lifecycle.rules import Reason
-from esper.lifecycle.table import Stage
+from esper.lifecycle.table import SeedRating, Stage
 from esper.lifecycle.transitions import Cause
 from esper.numerics.devices import describe_platform
 from esper.runs.events import (

@@ -7,7 +7,7 @@ from esper.growth.attach import attach
 from esper.growth.blueprints.registry import get
 from esper.growth.model import GrowingModel
 from esper.growth.summary import SlotState, TriedModule, count_tried
-from esper.lifecycle.rating import SeedRating
+from esper.lifecycle.table import SeedRating
 from factories import mlp
 
 

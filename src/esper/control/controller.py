@@ -16,8 +16,8 @@ from esper.engine.observation import Observation
 from esper.errors import ConfigError, did_you_mean
 from esper.growth.promise import PromiseSettings
 from esper.lifecycle.actions import Head
-from esper.lifecycle.rating import Figures, SeedRating
 from esper.lifecycle.rules import ActionMasks
+from esper.lifecycle.table import Figures, SeedRating
 from esper.numerics.arrays import Floats, Ints
 from esper.serialization import from_plain
 from esper.tasks.suite_files import allow_file, import_file, split_name

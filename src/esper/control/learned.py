@@ -14,7 +14,7 @@ from esper.config.settings import Settings
 from esper.control.advice import ADVICE_NAMES, append_advice
 from esper.control.controller import Actions, UniformStreams
 from esper.control.policy import Policy, PolicySettings
-from esper.control.policy.layers import NON_NEGATIVE
+from esper.control.policy.heads import NON_NEGATIVE
 from esper.control.policy.network import PolicyState
 from esper.control.rules import LookRule, LookSettings
 from esper.engine.observation import Observation, ObservationSpec, list_features, make_mask_tensors

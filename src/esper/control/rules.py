@@ -20,9 +20,8 @@ from esper.engine.observation import LONGEST_PLATEAU, MOST_TRIES, FeatureReader,
 from esper.errors import ConfigError
 from esper.growth.promise import PromiseSettings
 from esper.lifecycle.actions import Head, Op, make_wait_actions
-from esper.lifecycle.rating import Figures, SeedRating
 from esper.lifecycle.rules import ActionMasks, canonicalise
-from esper.lifecycle.table import LIVE
+from esper.lifecycle.table import LIVE, Figures, SeedRating
 from esper.numerics.arrays import Bools, Float32s, Floats, Ints
 
 Numbers: TypeAlias = NDArray[Any]

@@ -23,9 +23,8 @@ from esper.errors import ConfigError, RunError
 from esper.files import print_line, write_atomically
 from esper.grower.decision import Change, Decision, Ending
 from esper.grower.evaluation import ModelEvaluation
-from esper.lifecycle.rating import format_signed
 from esper.lifecycle.rules import GATES, Reason
-from esper.lifecycle.table import OWNING, Stage
+from esper.lifecycle.table import OWNING, Stage, format_signed
 from esper.lifecycle.transitions import Cause
 from esper.numerics.devices import describe_platform
 from esper.runs.events import (

@@ -23,9 +23,8 @@ from esper.grower.governor import Rollback
 from esper.growth.model import GrowingModel
 from esper.growth.summary import TriedModule, count_tried
 from esper.lifecycle.actions import Op
-from esper.lifecycle.rating import Figures, SeedRating
 from esper.lifecycle.rules import Reason
-from esper.lifecycle.table import Stage
+from esper.lifecycle.table import Figures, SeedRating, Stage
 from esper.lifecycle.transitions import Cause, Transitions, concatenate_transitions, finish_growth
 from esper.numerics.arrays import Bools, Floats
 from esper.runs.reader import LOSS

@@ -59,8 +59,7 @@ from esper.growth.optimizers import unwrap_optimizer
 from esper.growth.persist import describe_structure, require_structure
 from esper.growth.promise import Promises
 from esper.lifecycle.actions import Head, Op, make_wait_actions
-from esper.lifecycle.rating import Figures, SeedRating
-from esper.lifecycle.table import Stage
+from esper.lifecycle.table import Figures, SeedRating, Stage
 from esper.lifecycle.transitions import concatenate_transitions
 from esper.numerics.arrays import Bools, Floats
 from esper.numerics.devices import Deferred

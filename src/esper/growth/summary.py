@@ -9,7 +9,7 @@ from enum import StrEnum
 from esper.errors import plural
 from esper.growth.site import Layout
 from esper.growth.slot import Slot
-from esper.lifecycle.rating import SeedRating, format_signed
+from esper.lifecycle.table import SeedRating, format_signed
 
 NOTHING = "-"
 """An empty cell of a table."""

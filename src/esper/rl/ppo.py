@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from esper.config.settings import LARGEST_COUNT, MOST_AT_ONCE, Settings
 from esper.control.policy import Policy
-from esper.control.policy.layers import NON_NEGATIVE
+from esper.control.policy.heads import NON_NEGATIVE
 from esper.errors import CheckpointError, ConfigError, plural
 from esper.lifecycle.actions import Head, PerHead
 from esper.numerics.arrays import merge_arrays

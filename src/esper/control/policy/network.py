@@ -11,15 +11,19 @@ from torch.nn import functional as F
 
 from esper.control.advice import Advice, read_advice
 from esper.control.policy.heads import (
+    RELU_GAIN,
     ActionHeads,
     Candidates,
     HeadOutputs,
+    ObservationNormaliser,
+    RunningMoments,
     compute_normalised_entropy,
     find_open_heads,
     gather_log_probs,
+    make_linear,
+    make_lstm,
     sample_choices,
 )
-from esper.control.policy.layers import RELU_GAIN, ObservationNormaliser, RunningMoments, make_linear, make_lstm
 from esper.control.policy.settings import PolicySettings
 from esper.engine.observation import MaskTensors, Observation, ObservationSpec
 from esper.errors import ConfigError
