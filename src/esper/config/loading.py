@@ -161,7 +161,7 @@ def put_value(model: type[Settings], values: dict[str, Any], key: str, value: An
         if not isinstance(below, dict) or (is_field and not inner):
             raise ConfigError(f"{source}: `{prefix}{part}` is a value, it has no keys below it; give it whole")
         # A copy, because YAML aliases share one mapping between several keys.
-        values[part] = dict(below)
+        values[part] = dict(cast("dict[str, Any]", below))
         models, values, prefix = inner, values[part], f"{prefix}{part}."
     _put(models, values, parts[-1], value)
 
