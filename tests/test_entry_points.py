@@ -6,7 +6,6 @@ from dataclasses import asdict
 from inspect import signature
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from esper.commands import evaluate
@@ -17,8 +16,7 @@ from esper.grower.config import GrowerConfig
 from esper.grower.grower import Grower
 from esper.lab.experiment import Experiment
 from esper.lifecycle.rules import Rules
-from esper.rl.gym import Growth, GrowthSettings, GrowthVectorEnv
-from esper.tasks.registry import get_suite
+from esper.rl.gym import Growth, GrowthSettings
 from esper.train.evaluation import make_evaluation_config
 from esper.train.settings import TrainSettings
 
@@ -43,10 +41,6 @@ def table(heading: str = "# ") -> dict[str, dict[str, str]]:
     return {row[0].strip("`"): dict(zip(head[1:], row[1:], strict=True)) for row in rows}
 
 
-def test_every_column_of_the_page_is_looked_at() -> None:
-    assert all(cells.keys() == COLUMNS.keys() for cells in table().values())
-
-
 def test_the_page_names_every_rule_with_its_default() -> None:
     told = table("## Rules")
     assert told.keys() == Rules.model_fields.keys()
@@ -63,21 +57,6 @@ def test_the_page_says_who_takes_what(column: str) -> None:
     for setting, cells in table().items():
         names = [setting] if cells[column] in NOT_TAKEN else re.findall(r"`(\w+)`", cells[column]) or [setting]
         assert all((name in COLUMNS[column]) == (cells[column] not in NOT_TAKEN) for name in names), setting
-
-
-@pytest.mark.parametrize("column", ["train, sweep", "compare", "gym environment"])
-def test_the_page_says_which_strategies_are_taken(column: str) -> None:
-    root = GrowthSettings if column == "gym environment" else TrainSettings
-    taken = {strategy for strategy in ("stacked", "looped", "auto") if _loads(root, f"strategy={strategy}")}
-    assert set(table()["strategy"][column].split(", ")) == taken
-
-
-def _loads(root: type[Settings], override: str) -> bool:
-    try:
-        load_settings(root, None, [override])
-    except ConfigError:
-        return False
-    return True
 
 
 def test_evaluation_takes_what_the_page_calls_the_runs_own() -> None:
@@ -104,17 +83,6 @@ def test_evaluation_takes_what_the_page_calls_the_runs_own() -> None:
     assert terms.keys() == {*own, "device"}  # and what the page says is not used, or is drawn from, is not there
 
 
-def test_how_networks_are_computed_reaches_them_from_everywhere() -> None:
-    given = {"networks_per_pass": 3, "examples_per_pass": 5, "bf16": True, "strategy": "looped"}
-    settings = load_settings(TrainSettings, None, [f"{name}={str(value).lower()}" for name, value in given.items()])
-    instances = get_suite(settings.suite).sample(2, "train", np.random.default_rng(0))
-    environment = GrowthVectorEnv(2, **given)
-    environment.reset(seed=0)
-    for episodes in (make_evaluation_config(settings).create_episodes(instances), environment.growth.episodes):
-        config = vars(episodes.population.config)
-        assert {name: config[name] for name in given} == given
-
-
 def test_auto_is_refused_by_training_and_says_why() -> None:
     with pytest.raises(ConfigError, match=r"auto depends on timings.*set stacked or looped"):
         load_settings(TrainSettings, None, ["strategy=auto"])
@@ -127,11 +95,6 @@ def test_isolation_without_a_way_out_is_refused(root: type[Settings]) -> None:
         load_settings(root, None, ["rules.isolation=shadow"])
     able = "rules.operations=[wait, germinate, advance, fossilize, prune]"
     load_settings(root, None, ["rules.isolation=shadow", able])
-
-
-def test_an_isolation_that_is_gone_is_refused_by_naming_those_there_are() -> None:
-    with pytest.raises(ConfigError, match=r"isolation` is 'straight_through', but must be 'none' or 'shadow'"):
-        load_settings(TrainSettings, None, ["rules.isolation=straight_through"])
 
 
 def test_devices_are_refused_alike() -> None:

@@ -1,7 +1,5 @@
 """Optional parts of Esper: whether what they need is installed, and the one command that installs it."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from collections.abc import Iterable

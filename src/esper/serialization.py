@@ -4,8 +4,6 @@ A saved state is two files: the tensors, and a JSON manifest with their hash, wh
 exactly when its manifest does. Nothing in a file is used as a path.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

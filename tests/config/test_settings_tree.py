@@ -1,6 +1,5 @@
 """There is one set of defaults, and whatever changes a setting changes that one alone."""
 
-import inspect
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,7 +19,7 @@ from esper.rl.gym import GrowthSettings
 from esper.rl.rewards import MODES
 from esper.train.settings import TrainSettings
 from esper.train.trainer import build_settings
-from settings_tree import Leaf, Named, fields_of, leaves_of, modules, nested, settings_classes
+from settings_tree import Leaf, Named, leaves_of, nested, settings_classes
 
 Route = Callable[[Leaf, Path], Settings]
 
@@ -32,13 +31,6 @@ ROOTS: dict[type[Settings], Settings] = {
     PeriodicSettings: PeriodicSettings(),
 }
 """What entry points take, and its defaults."""
-WRITTEN_BY_ESPER = {
-    *("_Entry", "SavedSite", "SavedSeed", "SavedSlot", "Topology", "Manifest", "CheckpointManifest"),
-    *("PolicyOrigin", "ObservedGrowth", "Rung", "_Table"),  # parts of saved files
-    *("BaselineSettings", "OptimizerSettings"),  # of a suite
-    "GrowerConfig",  # keyword arguments
-}
-"""Classes that no entry point takes."""
 _ISOLATED = "rules.operations=[wait, germinate, advance, fossilize, prune]"
 NAMED = {
     "suite": Named("digits"),
@@ -129,48 +121,6 @@ def test_a_change_of_one_setting_changes_that_one_alone(name: str, tmp_path: Pat
         assert [one.key for one in compare_settings(found, before)] == [leaf.key]
 
 
-def test_an_override_leaves_what_the_file_says(tmp_path: Path) -> None:
-    root = TrainSettings
-    path, tried = tmp_path / "config.yaml", 0
-    for filed, overriding in zip(LEAVES[root], LEAVES[root][1:], strict=False):
-        both = {**_flat(filed.after, filed.key), **_flat(overriding.after, overriding.key)}
-        if filed.given or overriding.given:
-            continue
-        path.write_text(yaml.safe_dump(nested(filed.key, filed.value)))
-        ((first, inner),) = nested(overriding.key, overriding.value).items()
-        for override in (f"{overriding.key}={_as_yaml(overriding.value)}", f"{first}={_as_yaml(inner)}"):
-            try:
-                found = load_settings(root, path, [override])
-            except ConfigError:  # two changes may exclude each other
-                continue
-            dump = found.model_dump(mode="json")
-            assert {key: _flat(dump, key)[key] for key in both} == both
-            tried += 1
-    assert tried > len(LEAVES[root])
-
-
-def _flat(dump: dict[str, Any], key: str) -> dict[str, Any]:
-    place: Any = dump
-    for part in key.split("."):
-        place = (place[0] if isinstance(place, list) else place)[part]
-    return {key: place}
-
-
-def test_every_class_of_settings_belongs_to_an_entry_point() -> None:
-    reached: set[str] = set()
-    ends: list[type[Any]] = list(ROOTS)
-    while ends:
-        one = ends.pop()
-        reached.add(one.__name__)
-        ends += [inner for field in one.model_fields.values() for inner in find_models(field.annotation)]
-    assert {one.__name__ for one in settings_classes()} == reached | WRITTEN_BY_ESPER
-
-
-def test_no_leaf_is_left_out() -> None:
-    for root in ROOTS:
-        assert {leaf.key for leaf in LEAVES[root]} >= {key for key, _ in fields_of(root)}
-
-
 @pytest.mark.parametrize("model", settings_classes(), ids=lambda model: model.__name__)
 def test_a_mapping_that_names_no_key_changes_nothing(model: type[Settings]) -> None:
     if any(field.is_required() for field in model.model_fields.values()):
@@ -196,28 +146,6 @@ def test_defaults_of_an_outer_class_that_differ_from_the_inner_ones_are_kept_at_
     assert found == Outer(middle=Middle(inner=Inner(one=4, two=7), three=9))
 
 
-def test_whoever_takes_settings_starts_from_the_defaults_of_their_class() -> None:
-    seen = 0
-    for module in modules():
-        for function in vars(module).values():
-            if not callable(function) or getattr(function, "__module__", "") != module.__name__:
-                continue
-            if inspect.isclass(function) and issubclass(function, Settings):
-                continue  # their fields are looked at above
-            for parameter in _parameters(function):
-                if isinstance(parameter.default, Settings):
-                    assert parameter.default == type(parameter.default)(), f"{module.__name__}.{function.__name__}"
-                    seen += 1
-    assert seen >= 4  # Episodes, Grower, PopulationConfig, EvaluationConfig
-
-
-def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    try:
-        return list(inspect.signature(function).parameters.values())
-    except ValueError:  # of C
-        return []
-
-
 def test_what_entry_points_share_has_one_default() -> None:
     train, gym = (cast("Any", ROOTS[root]) for root in (TrainSettings, GrowthSettings))
     shared = TrainSettings.model_fields.keys() & GrowthSettings.model_fields.keys()
@@ -227,14 +155,6 @@ def test_what_entry_points_share_has_one_default() -> None:
     assert all(getattr(train, name) == getattr(gym, name) for name in shared)
     assert train.rules == Rules()
     assert train.growth == GrowthConfig()
-
-
-def test_a_leaf_without_another_value_is_noticed() -> None:
-    class Strange(Settings):
-        name: str = "one"
-
-    with pytest.raises(KeyError, match="no other value is known for name"):
-        leaves_of(Strange, Strange(), {})
 
 
 def test_defaults_are_valid_and_whole() -> None:

@@ -29,10 +29,6 @@ def test_a_new_directory_is_made_with_its_parents(tmp_path: Path):
     assert run.config == tmp_path / "runs" / "first" / "config.yaml"
 
 
-def test_an_empty_directory_is_taken(tmp_path: Path):
-    assert RunDirectory.create(tmp_path).path == tmp_path
-
-
 def test_a_directory_with_content_is_refused(tmp_path: Path):
     (tmp_path / "thesis.tex").touch()
     with pytest.raises(RunError, match=r"is not empty: choose a new directory$"):

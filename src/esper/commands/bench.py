@@ -1,7 +1,5 @@
 """`esper bench suite` and `esper bench search`."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import asdict
 from typing import Annotated, Literal
@@ -10,9 +8,9 @@ import tyro
 from annotated_types import Interval
 from rich.table import Table
 
-from esper.commands.options import Instances, Seed
+from esper.commands.options import Instances, Seed, report_work
 from esper.control.rules import LookRule
-from esper.dash.output import console_beside, print_json, print_line, report_progress
+from esper.dash.output import console_beside, print_json, print_line
 from esper.errors import ConfigError, plural
 from esper.lab.bench_suite import MOST_PLANTINGS, bench_suite
 from esper.lab.evaluate import FEWEST_INSTANCES
@@ -45,11 +43,7 @@ def measure_suite(
     console = console_beside(json)
     start = time.perf_counter()
     rules = TrainSettings(suite=suite).rules
-    with (
-        LocalWorkers(WORKERS) as workers,
-        report_progress(console, "playing schedules, in cohorts") as progress,
-        workers.report_to(progress.update),
-    ):
+    with report_work(console, "playing schedules, in cohorts", LocalWorkers(WORKERS)) as workers:
         report = bench_suite(
             suite, rules, search, score, plantings, seed, workers, lambda line: print_line(console, line)
         )
@@ -61,8 +55,8 @@ def measure_suite(
             numbers = (choice.score, choice.score_of_overall, choice.score_of_nothing)
             table.add_row(choice.context, choice.schedule, *(f"{number:.3f}" for number in numbers))
         console.print(table)
-    console.print(f"nothing {report.nothing_score:.3f}; best fixed schedule overall {report.overall_score:.3f}")
     console.print(
+        f"nothing {report.nothing_score:.3f}; best fixed schedule overall {report.overall_score:.3f}\n"
         f"context-oracle gap by family {report.context_oracle_gap:.3f} (standard error {report.standard_error:.3f}), "
         f"by variant {report.variant_gap:.3f} ({report.variant_standard_error:.3f}); "
         f"{plural(report.schedules, 'schedule')}, {plural(report.episodes, 'episode')}, {seconds:.0f} s"
@@ -94,17 +88,10 @@ def measure_search(
     """
     if instances < FEWEST_INSTANCES:
         raise ConfigError(f"{plural(instances, 'instance')} cannot give an interval: give at least {FEWEST_INSTANCES}")
-    console = console_beside(json)
-    played = get_suite(suite)
-    print_line(
-        console,
-        f"{controller} plays {plural(instances, 'instance')} of suite {played.name}, each with {POOL} static networks",
-    )
-    with (
-        LocalWorkers(WORKERS) as workers,
-        report_progress(console, "training networks, in cohorts") as progress,
-        workers.report_to(progress.update),
-    ):
+    console, played = console_beside(json), get_suite(suite)
+    what = f"{controller} plays {plural(instances, 'instance')} of suite {played.name}"
+    print_line(console, f"{what}, each with {POOL} static networks")
+    with report_work(console, "training networks, in cohorts", LocalWorkers(WORKERS)) as workers:
         report = search_beside(controller, played, split, instances, seed, workers)
 
     def format_multiple(value: float | None) -> str:

@@ -1,7 +1,5 @@
 """`esper compare`."""
 
-from __future__ import annotations
-
 import shlex
 from collections import Counter
 from dataclasses import asdict
@@ -56,10 +54,10 @@ def command(
             comparison, it continues.
         json: Print a final line of JSON to stdout, and progress to stderr.
     """
+    console = console_beside(json)
     if seeds < 1 or instances < 2:
         given = f"{plural(seeds, 'seed')} on {plural(instances, 'instance')}"
         raise ConfigError(f"{given}: give at least 1 seed and 2 instances")
-    console = console_beside(json)
     if not configs:
         raise ConfigError("nothing to compare: give two or more YAML files with settings, or one and --arms")
     if len(configs) < 2 and not arms:
@@ -76,25 +74,20 @@ def command(
         while name in compared:
             name, number = f"{config.stem}-{number}", number + 1
         compared[name] = load_settings(TrainSettings, config, overrides)
-    for name, settings in compared.items():
-        print_differences(console, name, compare_settings(settings, TrainSettings()))
+        print_differences(console, name, compare_settings(compared[name], TrainSettings()))
 
     # Train every configuration with every random seed; trials that are done already are kept.
     folder = run_dir or COMPARISONS / "-".join(compared)
     experiment = Experiment(folder, compared, seeds, instances)
     own = load_own_controllers(experiment, controllers)
     with hint_if_stopped(console, f"to continue, add --run-dir {shlex.quote(str(folder))} to the same command"):
-        iterations, trials = {name: each.iterations for name, each in compared.items()}, experiment.list_trials()
-        with report_progress(console, "starting", seeds * sum(iterations.values())) as progress:
+        with report_progress(console, "starting", len(experiment.list_trials())) as progress:
 
             def show_training(done: int, _trials: int, trial: Trial, iteration: Iteration | None) -> None:
-                # Iterations of the trials that are done, and of the present one.
-                completed = sum(iterations[done_trial.arm] for done_trial in trials[:done])
                 if iteration is None:
-                    progress.skip_to(completed)  # of trials that were done before, nothing was trained now
-                else:
-                    completed += iteration.number
-                progress.update(completed, name=f"{trial.arm}, seed {trial.seed}, in iterations")
+                    progress.skip_to(done)  # of trials that were done before, nothing was trained now
+                part = iteration.number / iteration.total if iteration else 0
+                progress.update(done + part, name=f"{trial.arm}, seed {trial.seed}, in trainings")
 
             trained = run_experiment(experiment, show_training, computing)
         played = None
@@ -106,15 +99,14 @@ def command(
 
                 played = compare_arms(run_arms(experiment, show, computing, own))
 
-    # The verdict, first between configurations, then against the other arms.
+    # The result, first between configurations, then against the other arms.
     configurations = compare_configurations(trained)
     show_comparison(console, configurations)
     for standing in configurations.standings:
         print_line(console, f"{standing.name}: score by seed {' '.join(map(score, standing.by_seed))}")
     if played is not None:
         show_comparison(console, played)
-    report = report_configurations(folder, configurations, played).write(folder)
-    print_line(console, f"report: {report}")
+    print_line(console, f"report: {report_configurations(folder, configurations, played).write(folder)}")
     print_line(console, f"runs: {folder}")
     if json:
         shown = configurations if configurations.others or played is None else played

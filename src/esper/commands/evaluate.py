@@ -1,7 +1,5 @@
 """`esper evaluate` and `esper report`."""
 
-from __future__ import annotations
-
 import math
 import os
 from contextlib import ExitStack
@@ -11,7 +9,7 @@ from typing import Annotated, Literal
 import tyro
 from rich.console import Console
 
-from esper.commands.options import Instances, Seed, hint_if_stopped
+from esper.commands.options import Instances, Seed, hint_if_stopped, report_work
 from esper.control.rules import LookRule
 from esper.dash.output import console_beside, print_json, print_line, report_progress
 from esper.errors import ConfigError, RunError, plural
@@ -72,23 +70,18 @@ def command(
     if run is None:
         if suite is None:
             raise ConfigError("nothing to evaluate: give the directory of a run, or --suite")
-        families, random_seed = split or "heldout", seed or 0
-        controller, played = controller or LookRule.name, get_suite(suite)
+        families, controller, played = split or "heldout", controller or LookRule.name, get_suite(suite)
         print_line(
             console, f"{controller} and the baselines of suite {played.name} play {plural(instances, 'instance')} each"
         )
         if played.objective == "loss":
             meaning = "the relative reduction of the loss below that of guessing"
             print_line(console, f"this suite is scored by loss: accuracy means {meaning}")
-        cohorts = math.ceil(instances / COHORT)
-        with (
-            computing.open_workers(cohorts) as workers,
-            report_progress(console, "playing, in cohorts") as progress,
-            workers.report_to(progress.update),
-        ):
-            comparison = evaluate_by_name(controller, played, families, instances, random_seed, workers)
-        title = f"{name_instances(comparison.instances, families)} of suite {played.name}"
-        console.print(standings_table(comparison, title))
+        pool = computing.open_workers(math.ceil(instances / COHORT))
+        with report_work(console, "playing, in cohorts", pool) as workers:
+            comparison = evaluate_by_name(controller, played, families, instances, seed or 0, workers)
+        named = name_instances(comparison.instances, families)
+        console.print(standings_table(comparison, f"{named} of suite {played.name}"))
         print_line(console, assess_learning(comparison, families).sentence)
         print_line(console, describe_basis(comparison))
         if json:
@@ -100,7 +93,6 @@ def command(
     directory = RunDirectory.open_training_run(run)
     with directory.locked("esper evaluate"):
         most_transfer = TRANSFER_INSTANCES if transfer is None else transfer
-        cohorts = math.ceil(max(instances, most_transfer) / COHORT)
 
         def show_cached(done: int, total: int) -> None:
             if done:
@@ -108,7 +100,7 @@ def command(
 
         with (
             hint_if_stopped(console, "finished cohorts are kept: run the same command again to continue"),
-            computing.open_workers(cohorts) as workers,
+            computing.open_workers(math.ceil(max(instances, most_transfer) / COHORT)) as workers,
             report_progress(console, "loading the policy") as progress,
         ):
             evaluation = evaluate_run(directory, workers, instances, most_transfer, progress.update, show_cached)
@@ -122,8 +114,8 @@ def command(
     for line in (f"records: {directory.evaluation}", f"report: {page}", f"run: {directory.path}"):
         print_line(console, line)
     if json:
-        iteration = evaluation.behaviour.iteration
-        print_json({"run": str(directory.path), "iteration": iteration, **record_evaluation(comparisons)})
+        about = {"run": str(directory.path), "iteration": evaluation.behaviour.iteration}
+        print_json(about | record_evaluation(comparisons))
 
 
 def report(

@@ -1,22 +1,23 @@
 """Options and output that several commands share, and how a command's options become arguments of its function."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
 import tyro
 from annotated_types import Interval
 from rich.console import Console
 
 from esper.config.settings import MOST_AT_ONCE
-from esper.dash.output import ProgressReporter, print_line
+from esper.dash.output import ProgressReporter, print_line, report_progress
 from esper.errors import ConfigError
 from esper.signals import Terminated
+
+if TYPE_CHECKING:  # takes seconds
+    from esper.train.workers import Workers
 
 RUNS = Path("runs")
 """Where runs go by default."""
@@ -33,6 +34,13 @@ Overrides = Annotated[
     tyro.conf.arg(name="set", metavar="KEY=VALUE", help="Override one setting; repeatable."),
 ]
 """Repeatable changes of settings: `overrides: Overrides = ()`."""
+
+
+@contextmanager
+def report_work(console: Console, phase: str, pool: "Workers") -> "Generator[Workers]":
+    """Context manager of workers, whose finished tasks are the progress of the phase."""
+    with pool as workers, report_progress(console, phase) as progress, workers.report_to(progress.update):
+        yield workers
 
 
 @contextmanager
@@ -73,7 +81,7 @@ def run_command(target: Callable[..., int | None], name: str, arguments: Sequenc
 
 def find_interval(hint: Any) -> Any:
     """The `Interval` in the type hint of an option, also of one that may be left out; None if there is none."""
-    parts = (*getattr(hint, "__metadata__", ()), *get_args(hint))
     if isinstance(hint, Interval):
         return hint
-    return next((interval for part in parts if (interval := find_interval(part)) is not None), None)
+    parts = (*getattr(hint, "__metadata__", ()), *get_args(hint))
+    return next(filter(None, map(find_interval, parts)), None)

@@ -1,7 +1,5 @@
 """`esper runs` and `esper dash`."""
 
-from __future__ import annotations
-
 import os
 import shlex
 from dataclasses import asdict

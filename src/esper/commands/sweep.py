@@ -1,7 +1,5 @@
 """`esper sweep`: an Optuna study in SQLite, whose trials train one after the other and play the same instances."""
 
-from __future__ import annotations
-
 import shlex
 from contextlib import nullcontext
 from pathlib import Path
@@ -77,7 +75,7 @@ def command(
         run = RunDirectory(folder / name)
 
         def report(iteration: Iteration) -> None:
-            progress.update(trial.number + iteration.number / iteration.total, trials, f"{name}, in trials")
+            progress.update(trial.number + iteration.number / iteration.total)
 
         progress.update(trial.number, trials, f"{name}, in trials")
         try:

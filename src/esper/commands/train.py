@@ -1,7 +1,5 @@
 """`esper train`."""
 
-from __future__ import annotations
-
 import os
 import shlex
 from collections.abc import Callable, Generator
@@ -97,11 +95,9 @@ def command(
         summary = train_controller(settings, run.path, workers=workers, watch=watch)
     report = write_report(run)
 
-    print_line(
-        console,
-        f"{plural(summary.iterations, 'iteration')} in {duration(summary.seconds)}, "
-        f"{summary.environment_steps_per_second:.0f} environment steps per second",
-    )
+    speed = summary.environment_steps_per_second
+    took = f"{plural(summary.iterations, 'iteration')} in {duration(summary.seconds)}"
+    print_line(console, f"{took}, {speed:.0f} environment steps per second")
     if summary.probe_score is not None and summary.baselines:
         best = max(summary.baselines, key=lambda name: summary.baselines[name])
         level = score(summary.baselines[best])
@@ -110,5 +106,4 @@ def command(
     print_line(console, f"compare it on new instances with: esper evaluate {shlex.quote(str(run.path))}")
     print_line(console, f"run: {run.path}")
     if json:
-        speed = summary.environment_steps_per_second
         print_json({"run": str(run.path), **asdict(summary), "environment_steps_per_second": speed})

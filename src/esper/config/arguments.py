@@ -1,7 +1,5 @@
 """Arguments of public functions, checked by pydantic against their type hints; a mistake becomes one sentence."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import math

@@ -4,8 +4,6 @@ The file and the overrides are merged first and validated once, so an override m
 discriminated union. Every mistake is a ConfigError of one sentence.
 """
 
-from __future__ import annotations
-
 import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path

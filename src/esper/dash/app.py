@@ -1,7 +1,5 @@
 """The dashboard: its web application (a page, and its data as JSON), access control, and the server."""
 
-from __future__ import annotations
-
 import hmac
 import ipaddress
 import json

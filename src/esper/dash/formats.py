@@ -1,7 +1,5 @@
 """Numbers as text, formatted the same in the terminal and in the report."""
 
-from __future__ import annotations
-
 import math
 
 MINUS = "\u2212"

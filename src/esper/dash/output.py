@@ -3,8 +3,6 @@
 Progress is a bar on a terminal, and regular lines elsewhere.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import threading

@@ -1,7 +1,5 @@
 """The contents of each page of the dashboard, read from runs as plain JSON values."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """The progress of a training run: a panel on a terminal, which is redrawn in place, and printed lines elsewhere."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections import deque

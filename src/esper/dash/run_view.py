@@ -1,7 +1,5 @@
 """The runs below a folder, and the networks of an episode with their seeds' lives, as plain JSON values."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

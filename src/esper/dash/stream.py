@@ -3,16 +3,13 @@
 Meanwhile the run store may be written to by another process, be rewound, or be replaced by another file.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Collection
-from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 from starlette.concurrency import run_in_threadpool
 
@@ -31,15 +28,14 @@ BACKLOG = 5000
 """Events that a browser may be behind; with more it must reload everything."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoreUpdate:
+class StoreUpdate(NamedTuple):
     """The events since the last poll."""
 
     last_id: int
     """Id of the newest event."""
-    records: list[EventRecord] = field(default_factory=list[EventRecord])
+    records: list[EventRecord]
     """The new events, in order."""
-    reload: bool = False
+    reload: bool
     """Whether the browser must reload: earlier events may have changed, or not all new ones are in `records`."""
 
 
@@ -96,14 +92,15 @@ class StoreFollower:
     def _read_update(self, reader: RunReader, types: Collection[str]) -> StoreUpdate:
         # Most polls find nothing new, and read two rows.
         last_id, before, newest = reader.last_id(), self._last_id, self._newest
-        if last_id == before and newest is not None and reader.holds(newest):
-            return StoreUpdate(last_id)
+        is_known = newest is not None and reader.holds(newest)
+        if last_id == before and is_known:
+            return StoreUpdate(last_id, [], reload=False)
         self._last_id = last_id
         self._newest = next(iter(reader.records(last_id - 1, 1)), None)
         # After a rewind SQLite gives ids again: then the newest event seen is gone, or has another time.
-        rewound = last_id < before or (newest is not None and not reader.holds(newest))
+        rewound = last_id < before or (newest is not None and not is_known)
         if before < 0 or rewound or last_id - before > BACKLOG:
-            return StoreUpdate(last_id, reload=True)
+            return StoreUpdate(last_id, [], reload=True)
         records = reader.records_between(before, last_id, sorted({*types, RunResumed.name}))
         return StoreUpdate(last_id, records, any(record.type == RunResumed.name for record in records))
 
@@ -119,11 +116,12 @@ async def stream_news(
     failure, sent = "", time.monotonic()
     try:
         while not stopping():
+            message = ""
             try:
                 news = await run_in_threadpool(follower.poll, types)
             except EsperError as error:
                 if str(error) != failure:
-                    failure, sent = str(error), time.monotonic()
+                    failure = str(error)
                     yield _message("trouble", {"error": failure})
                 # In short steps, so that the server can stop meanwhile.
                 for _ in range(round(MISSING_SECONDS / POLL_SECONDS)):
@@ -132,14 +130,14 @@ async def stream_news(
                 continue
             # After an error the browser cannot know what it missed.
             if news.reload or failure:
-                failure, sent = "", time.monotonic()
-                yield _message("reload", {"cursor": news.last_id}, news.last_id)
+                failure, message = "", _message("reload", {"cursor": news.last_id}, news.last_id)
             elif news.records:
-                sent = time.monotonic()
-                yield _message("news", [describe_event(record) for record in news.records], news.last_id)
+                message = _message("news", [describe_event(record) for record in news.records], news.last_id)
             elif time.monotonic() - sent > HEARTBEAT_SECONDS:
+                message = ": still here\n\n"
+            if message:
                 sent = time.monotonic()
-                yield ": still here\n\n"
+                yield message
             await asyncio.sleep(POLL_SECONDS)
     finally:
         follower.close()

@@ -1,7 +1,5 @@
 """Names for types of arrays, and functions on structs of arrays: nested named tuples, dataclasses and dictionaries."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeAlias, TypeVar, cast

@@ -4,8 +4,6 @@ Layers are initialised from an explicit generator: weights are He-uniform (He et
 are zero. Torch's global generator is not used.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager

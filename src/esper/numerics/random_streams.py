@@ -3,8 +3,6 @@
 Equal keys give equal draws, different keys independent ones. So no draw depends on other draws or on their order.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from enum import IntEnum

@@ -1,7 +1,5 @@
 """Writing a run's metadata, events and scalars."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 import threading
