@@ -7,6 +7,7 @@ import sqlite3
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing
 from pathlib import Path
+from threading import Event
 
 import pytest
 from rich.console import Console
@@ -30,7 +31,6 @@ from esper.runs.reader import RunReader
 from esper.runs.store import RunStore
 from esper.train.iteration import Anomaly
 from lab.planted import ALARMS, FAMILIES, LEVELS, iteration
-from runs.slow import slow_reader
 
 WIDTHS = [80, 120]
 TERMINAL_ROWS = 24
@@ -259,7 +259,14 @@ def test_only_what_came_since_is_new_and_only_of_the_types_asked_for(store: Path
 
 
 def test_closing_waits_for_the_poll_under_way(store: Path, monkeypatch: pytest.MonkeyPatch):
-    follower, (asked, answer) = StoreFollower(store), slow_reader(monkeypatch)
+    follower, asked, answer, real = StoreFollower(store), Event(), Event(), RunReader.last_id
+
+    def answer_slowly(reader: RunReader) -> int:
+        asked.set()
+        answer.wait()
+        return real(reader)
+
+    monkeypatch.setattr(RunReader, "last_id", answer_slowly)
     with ThreadPoolExecutor() as threads:
         polled = threads.submit(follower.poll, STEPS)
         asked.wait()

@@ -9,12 +9,6 @@ import torch
 from esper.numerics.random_streams import Stream, child_generator, module_generator, numpy_generator, torch_generator
 
 
-def test_only_one_number_has_two_names_and_that_is_said() -> None:
-    aliases = {name for name, member in Stream.__members__.items() if name != member.name}
-
-    assert aliases == {"SHUFFLED_EVALUATION"}
-
-
 def test_no_number_ever_changes() -> None:
     assert {name: member.value for name, member in Stream.__members__.items()} == {
         "TRAINING_INSTANCES": 1,
