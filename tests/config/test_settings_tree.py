@@ -1,25 +1,158 @@
 """There is one set of defaults, and whatever changes a setting changes that one alone."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast, get_args, get_origin
 
 import pytest
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from esper.config.loading import compare_settings, load_settings, merge_override, put_value
 from esper.config.settings import Settings, find_models
 from esper.control.rules import HeuristicSettings, LookSettings, PeriodicSettings
 from esper.engine.engine import GrowthConfig
-from esper.errors import ConfigError
+from esper.errors import ConfigError, EsperError
 from esper.lifecycle.rules import Rules
 from esper.rl.gym import GrowthSettings
 from esper.rl.rewards import MODES
 from esper.train.settings import TrainSettings
 from esper.train.trainer import build_settings
-from settings_tree import Leaf, Named, leaves_of, nested, settings_classes
+
+Dump = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Named:
+    """What no generic function can know of a leaf: a value, and settings without which it cannot be."""
+
+    value: Any
+    given: Sequence[str] = ()
+    """Overrides."""
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A setting without keys below it, and another value for it."""
+
+    key: str
+    value: Any
+    before: Dump
+    """All settings but for the change, as JSON has them."""
+    given: Sequence[str]
+    """The overrides that led there from the defaults."""
+
+    @property
+    def after(self) -> Dump:
+        """All settings with the change."""
+        return changed(self.before, self.key, self.value)
+
+
+def fields_of(model: type[BaseModel], key: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """The dotted keys of all leaves, with their fields."""
+    for name, field in model.model_fields.items():
+        dotted = f"{key}.{name}".removeprefix(".")
+        inner = find_models(field.annotation)
+        if inner:
+            for one in inner:
+                yield from fields_of(one, dotted)
+        else:
+            yield dotted, field
+
+
+def leaves_of(root: type[Settings], usual: Settings, named: dict[str, Named]) -> list[Leaf]:
+    """Each leaf of ``root`` with another value; KeyError where nobody knows any."""
+    return [_leaf(root, usual, key, field, named.get(key)) for key, field in fields_of(root)]
+
+
+def _leaf(root: type[Settings], usual: Settings, key: str, field: FieldInfo, named: Named | None) -> Leaf:
+    given = () if named is None else named.given
+    before = (load_settings(root, None, given) if given else usual).model_dump(mode="json")
+    before = root.model_validate(_with_parents(root, before, key)).model_dump(mode="json")
+    now = _at(before, key)
+    for value in [named.value] if named else _others(field.annotation, now):
+        try:
+            settings = root.model_validate(changed(before, key, value))
+        except (ValidationError, EsperError):
+            continue
+        stored = _at(settings.model_dump(mode="json"), key)
+        if stored != now:
+            return Leaf(key, stored, before, given)
+    raise KeyError(f"no other value is known for {key} ({now!r}): name one in the test's table")
+
+
+def _with_parents(root: type[Settings], dump: Dump, key: str) -> Dump:
+    """The dump with defaults in what is null above the key."""
+    models: list[type[BaseModel]] = [root]
+    parts = key.split(".")
+    for depth, part in enumerate(parts[:-1], start=1):
+        models = [inner for model in models for inner in find_models(model.model_fields[part].annotation)]
+        if _at(dump, ".".join(parts[:depth])) is None:
+            dump = changed(dump, ".".join(parts[:depth]), models[0]().model_dump(mode="json"))
+    return dump
+
+
+def _others(annotation: Any, now: Any) -> Iterator[Any]:
+    """Values of this type other than ``now``, the likely ones first; some may not be valid."""
+    if get_origin(annotation) is Literal:
+        yield from (one for one in get_args(annotation) if one != now)
+    elif isinstance(annotation, type) and issubclass(annotation, bool):
+        yield not now
+    elif isinstance(annotation, type) and issubclass(annotation, Enum):
+        yield from (one.name.lower() for one in annotation)
+        yield from (one.value for one in annotation)
+    elif annotation in (int, float):
+        number = now or 0
+        yield from (number * 2, number / 2, number + 1, number - 1, number + 0.1, number * 0.9)
+    elif get_origin(annotation) is tuple:
+        yield from _other_tuples(get_args(annotation), list(now))
+    else:
+        for inner in get_args(annotation):
+            yield from _others(inner, now)
+
+
+def _other_tuples(kinds: Sequence[Any], now: list[Any]) -> Iterator[list[Any]]:
+    several = kinds[1:] == (Ellipsis,)
+    if several and len(now) > 1:
+        yield now[:-1]
+    for place, value in enumerate(now):
+        for other in _others(kinds[0 if several else place], value):
+            yield [*now[:place], other, *now[place + 1 :]]
+
+
+def changed(dump: Dump, key: str, value: Any) -> Dump:
+    """A copy with another value at a dotted key."""
+    copy = deepcopy(dump)
+    *parents, last = key.split(".")
+    place: Any = copy
+    for part in parents:
+        place = _only(place[part])
+    place[last] = value
+    return copy
+
+
+def _at(dump: Dump, key: str) -> Any:
+    place: Any = dump
+    for part in key.split("."):
+        place = _only(place)[part]
+    return place
+
+
+def _only(value: Any) -> Any:
+    """The settings in a list of one."""
+    return value[0] if isinstance(value, list) else value
+
+
+def nested(key: str, value: Any) -> Dump:
+    """A mapping of mappings with that value at a dotted key."""
+    first, _, rest = key.partition(".")
+    return {first: nested(rest, value) if rest else value}
+
 
 Route = Callable[[Leaf, Path], Settings]
 
@@ -121,7 +254,16 @@ def test_a_change_of_one_setting_changes_that_one_alone(name: str, tmp_path: Pat
         assert [one.key for one in compare_settings(found, before)] == [leaf.key]
 
 
-@pytest.mark.parametrize("model", settings_classes(), ids=lambda model: model.__name__)
+def reachable_classes() -> list[type[Settings]]:
+    found: dict[type[Any], None] = {}
+    ends: list[type[Any]] = list(ROOTS)
+    while ends:
+        found[one := ends.pop()] = None
+        ends += [inner for field in one.model_fields.values() for inner in find_models(field.annotation)]
+    return list(found)
+
+
+@pytest.mark.parametrize("model", reachable_classes(), ids=lambda model: model.__name__)
 def test_a_mapping_that_names_no_key_changes_nothing(model: type[Settings]) -> None:
     if any(field.is_required() for field in model.model_fields.values()):
         return  # parts of files, and numbers per head, which have no defaults of their own
