@@ -215,7 +215,7 @@ def dashboard(finder: RunFinder, access: Access, stopping: Callable[[], bool] = 
             Mount("/static", StaticFiles(directory=STATIC)),
             Route("/api/{page}", respond),
         ],
-        exception_handlers={EsperError: _handle_error, HTTPException: _handle_not_found, Exception: _handle_defect},
+        exception_handlers=dict.fromkeys((EsperError, HTTPException, Exception), _describe_failure),
     )
     return SecuredApp(app, access)
 
@@ -226,19 +226,17 @@ def _json(value: Any, status: HTTPStatus = HTTPStatus.OK) -> Response:
     return Response(text, status, media_type="application/json")
 
 
-def _handle_error(_: Request, error: Exception) -> Response:
-    """Respond to a request that is wrong, or whose run cannot be read."""
-    status = HTTPStatus.BAD_REQUEST if isinstance(error, ConfigError) else HTTPStatus.NOT_FOUND
-    return _json({"error": str(error)}, status)
-
-
-def _handle_not_found(_: Request, _error: Exception) -> Response:
-    return _json({"error": "There is no such page: open the dashboard's start page."}, HTTPStatus.NOT_FOUND)
-
-
-def _handle_defect(_: Request, _error: Exception) -> Response:
-    """Respond after a defect; the traceback is in the server's terminal."""
-    return _json({"error": "The dashboard failed: see its terminal."}, HTTPStatus.INTERNAL_SERVER_ERROR)
+def _describe_failure(_: Request, error: Exception) -> Response:
+    """Respond to a request that is wrong, or whose run cannot be read; a defect's traceback is in the terminal."""
+    match error:
+        case EsperError():
+            status = HTTPStatus.BAD_REQUEST if isinstance(error, ConfigError) else HTTPStatus.NOT_FOUND
+            sentence = str(error)
+        case HTTPException():
+            status, sentence = HTTPStatus.NOT_FOUND, "There is no such page: open the dashboard's start page."
+        case _:
+            status, sentence = HTTPStatus.INTERNAL_SERVER_ERROR, "The dashboard failed: see its terminal."
+    return _json({"error": sentence}, status)
 
 
 SHORTEST_TOKEN = 16

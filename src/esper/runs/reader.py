@@ -124,9 +124,8 @@ class RunReader:
 
     def events(self, event_type: type[E]) -> list[E]:
         """Events of one type in the order in which they were emitted."""
-        rows = self.rows("SELECT version, payload FROM events WHERE type = ? ORDER BY id", event_type.name)
-        with self._name_store_in_errors():
-            return [cast("E", decode_event(event_type.name, version, payload)) for version, payload in rows]
+        records = self._records("WHERE type = ? ORDER BY id", event_type.name)
+        return [cast("E", self.decode(record)) for record in records]
 
     def records(self, after_id: int = 0, limit: int = CHUNK) -> list[EventRecord]:
         """The first `limit` events with ids above `after_id`, in order."""
@@ -134,8 +133,10 @@ class RunReader:
 
     def decode(self, record: EventRecord) -> Event:
         """Decode a record; raises RunError if it is damaged or has an unknown type or version."""
-        with self._name_store_in_errors():
+        try:
             return decode_event(record.type, record.version, record.payload)
+        except RunError as error:
+            raise RunError(f"the run store {self.path}: {error}") from error
 
     def records_within(
         self, first: int, last: int, event_types: Sequence[str], environment: int | None = None
@@ -211,16 +212,6 @@ class RunReader:
             self._connection.execute("BEGIN")
             with self._connection:
                 yield
-
-    @contextmanager
-    def _name_store_in_errors(self) -> Generator[None]:
-        """Context manager that adds the store's path to errors."""
-        try:
-            yield
-        except RunError as error:
-            if str(self.path) in str(error):
-                raise
-            raise RunError(f"the run store {self.path}: {error}") from error
 
     def scalar_names(self) -> list[str]:
         """Names of all scalars, sorted."""
