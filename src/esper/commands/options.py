@@ -84,4 +84,4 @@ def find_interval(hint: Any) -> Any:
     if isinstance(hint, Interval):
         return hint
     parts = (*getattr(hint, "__metadata__", ()), *get_args(hint))
-    return next(filter(None, map(find_interval, parts)), None)
+    return next((interval for part in parts if (interval := find_interval(part)) is not None), None)
