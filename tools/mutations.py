@@ -184,8 +184,8 @@ MUTATIONS = (
     Mutation(
         "an update holds the activations of all steps at once",
         "rl/ppo.py",
-        "length = settings.chunk or rollout.steps",
-        "length = rollout.steps",
+        "length, state = settings.chunk or rollout.steps,",
+        "length, state = rollout.steps,",
         "D13",
     ),
     Mutation(
@@ -414,8 +414,8 @@ MUTATIONS = (
     Mutation(
         "what a checkpoint lacks is taken from defaults",
         "rl/ppo.py",
-        'raise CheckpointError(f"the learner\'s checkpoint lacks {name}: it is of another version or policy")',
-        "continue",
+        "sorted(tensors.keys() ^ expected.keys())",
+        "sorted(tensors.keys() - expected.keys())",
         "D34",
     ),
     Mutation(

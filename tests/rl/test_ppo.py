@@ -109,12 +109,18 @@ def test_saved_tensors_are_copies() -> None:
 @pytest.mark.parametrize(
     ("damage", "sentence"),
     [
-        (lambda t: {k: v for k, v in t.items() if k != "policy.lstm.bias_ih_l0"}, "lacks policy.lstm.bias_ih_l0"),
+        (lambda t: {k: v for k, v in t.items() if k != "policy.lstm.bias_ih_l0"}, "lacks 'policy.lstm.bias_ih_l0'"),
         (lambda t: {**t, "policy.extra": torch.zeros(2)}, "has 'policy.extra'"),
-        (lambda t: {**t, "policy.lstm.bias_ih_l0": torch.zeros(2)}, r"as float32 \[2\] where this policy has float32"),
-        (lambda t: {**t, "updates": torch.tensor(1.0)}, r"holds updates as float32 \[\] where this policy has int64"),
-        (lambda t: {k: v.double() if "exp_avg" in k else v for k, v in t.items()}, "exp_avg as float64"),
-        (lambda t: {k: v for k, v in t.items() if not k.endswith("lstm.bias_ih_l0.step")}, "lacks optimizer"),
+        (
+            lambda t: {**t, "policy.lstm.bias_ih_l0": torch.zeros(2)},
+            r"as torch.float32 \[2\] where",
+        ),
+        (
+            lambda t: {**t, "updates": torch.tensor(1.0)},
+            r"holds updates as torch.float32 \[\] where",
+        ),
+        (lambda t: {k: v.double() if "exp_avg" in k else v for k, v in t.items()}, "exp_avg as torch.float64"),
+        (lambda t: {k: v for k, v in t.items() if not k.endswith("lstm.bias_ih_l0.step")}, "lacks 'optimizer"),
     ],
 )
 def test_a_checkpoint_that_does_not_fit_is_refused_and_changes_nothing(damage, sentence: str) -> None:

@@ -1,7 +1,7 @@
 """Proximal policy optimisation (Schulman et al., 2017) of the recurrent policy, on whole aligned episodes.
 
-`PPO.update` is the algorithm, from top to bottom, and `PPO.backward` the loss that it descends. The functions before
-them are its formulas: advantages, and the terms of the loss.
+`PPO.update` is the algorithm, from top to bottom, and `PPO.backward` the loss that it descends. Before them stand its
+hyperparameters, the meanings of its figures, and the terms of the loss.
 """
 
 from __future__ import annotations
@@ -46,11 +46,6 @@ FUSED_DEVICES = frozenset({"cpu", "cuda"})
 SECOND_MOMENT = "exp_avg_sq"
 MOMENTS = ("exp_avg", SECOND_MOMENT)
 """AdamW's tensors per parameter, of its shape; besides them it counts ``step``."""
-LONGEST_NAME = 80
-"""Characters of a tensor's name in messages: names from a file may be of any length."""
-
-
-# Hyperparameters, and the figures of an update.
 
 
 class PPOSettings(Settings):
@@ -63,37 +58,29 @@ class PPOSettings(Settings):
     # Returns and advantages
     gamma: float = Field(default=1.0, gt=0, le=1)
     """Discount per step. Values below 1 weaken rewards at the end of long episodes: .99 leaves .22 after 150 steps."""
-
     gae_lambda: float = Field(default=0.98, ge=0, le=1)
     """Lambda of generalised advantage estimation: 0 relies on the value function, 1 on the observed rewards."""
-
     group: int = Field(default=8, ge=1, le=MOST_AT_ONCE)
     """Number of consecutive environments that share an instance. Advantages are relative to the others of the group. 1:
     off. It must divide the number of environments."""
-
     no_growth_baseline: bool = False
     """Run one more network per group that never grows, and subtract its rewards from those of the group. These networks
     cost computation, are not trained on, and count only in `environment_steps`. In groups of several environments,
     advantages already subtract the mean of the others, so there it only helps the value function."""
-
     normalise_advantages: bool = True
     """Standardise advantages over the rollout."""
 
     # The update: its epochs and minibatches, and how it is computed
     epochs: int = Field(default=8, ge=1, le=100)
     """Passes over each rollout."""
-
     minibatches: int = Field(default=4, ge=1, le=MOST_AT_ONCE)
     """Optimizer steps per pass, each on whole episodes of a part of the environments."""
-
     chunk: int | None = Field(default=None, ge=1, le=LARGEST_COUNT)
     """Steps of truncated backpropagation through time, to limit memory. The loss is still that of whole episodes.
     null: all steps."""
-
     compile: bool = False
     """Compile the policy for updates with torch.compile. It needs a C++ compiler and takes a minute or two at the first
     update, which runs of usual length on a CPU do not recover. Acting and checkpoints are not affected."""
-
     bf16: bool = False
     """Use bfloat16 in matrix products of the update, except in the LSTM. Requires a policy on a CUDA device.
     Probabilities, losses and weights stay in float32."""
@@ -105,42 +92,31 @@ class PPOSettings(Settings):
     learns n / N times as fast as one that always has a choice. `factored`: sum_h (1 / n_h) sum_t c(r_th), with the
     ratio of each head over the n_h steps in which it had a choice; all heads learn equally fast. They are equal if a
     single head has a choice, in every step."""
-
     clip: float = Field(default=0.2, gt=0, lt=1)
     """Probability ratios are clipped to 1 - clip .. 1 + clip."""
-
     target_kl: float = Field(default=0.03, gt=0)
     """An update stops before a minibatch whose KL divergence from the acting policy exceeds 1.5 times this."""
-
     value_weight: float = Field(default=0.5, ge=0)
     """Weight of the value loss, in units of the variance of returns."""
-
     entropy_start: PerHead = PerHead.fill(0.02)
     """Weight of each head's mean normalised entropy at the start of training: one number for all heads, or a mapping
     from heads to numbers."""
-
     entropy_floor: PerHead = PerHead.fill(0.005)
     """Weight of each head's entropy after annealing."""
-
     entropy_anneal: float = Field(default=0.7, gt=0, le=1)
     """Fraction of training during which entropy weights fall to their floors."""
 
     # The optimizer
     learning_rate: float = Field(default=3e-3, gt=0, le=1)
     """AdamW's step size at the start of training."""
-
     final_learning_rate: float = Field(default=5e-4, gt=0, le=1)
     """AdamW's step size at the end; equal to `learning_rate` for a constant one."""
-
     adam_betas: tuple[float, float] = (0.9, 0.999)
     """Decay of AdamW's moments."""
-
     adam_epsilon: float = Field(default=1e-5, gt=0)
     """AdamW's denominator offset."""
-
     value_weight_decay: float = Field(default=1e-4, ge=0)
     """Decoupled weight decay of the value head alone; parameters of the actor are never decayed."""
-
     max_gradient_norm: float = Field(default=0.5, gt=0)
     """The gradient over all parameters is scaled down to this norm."""
 
@@ -170,13 +146,13 @@ Figures = Mapping[str, float]
 FIGURES: Mapping[str, str] = {
     "policy_loss": "the clipped surrogate",
     "value_loss": "half the squared error of values, in units of the returns' variance",
-    "entropy": "mean normalised entropy of the heads that had a choice, 0 to 1",
-    "kl": "largest k3 estimate of the KL divergence from the acting policy",
-    "clip_fraction": "fraction of decisions whose probability ratio left the clip range",
-    "gradient_norm": "norm of the gradient of all parameters, before clipping",
+    "entropy": "mean over the heads that had a choice: 1 random, 0 certain",
+    "kl": "change of the policy by an update: the largest k3 estimate",
+    "clip_fraction": "share of decisions whose probability ratio left the clip range",
+    "gradient_norm": "of all parameters, before clipping",
     "first_ratio_deviation": "largest |ratio - 1| before the first optimizer step: rounding, "
     "unless acting and learning disagree",
-    "explained_variance": "how well the acting policy's values predict returns: 1 is perfect, 0 a constant",
+    "explained_variance": "how well values predict returns: 1 perfectly, 0 as a constant",
     "return_mean": "mean of the returns as they were paid, before a no-growth baseline is subtracted",
     "return_deviation": "their standard deviation",
     "advantage_deviation": "standard deviation of advantages, before standardising",
@@ -186,55 +162,53 @@ FIGURES: Mapping[str, str] = {
     "stopped_early": "1: the KL divergence ended the update before its last epoch",
     "finite": "0: a loss or gradient was not finite; the update ended there, without that step and new statistics",
     "skipped": "1: the update was undone because of an anomaly (`PPOSettings.on_anomaly`)",
-    "head_entropy": "entropy of a head over the decisions in which it had a choice; 0 if it never had one",
+    "head_entropy": "over the decisions in which a head had a choice: 1 random, 0 certain or never a choice",
     "head_entropy_weight": "weight of a head's entropy in the mean over heads",
-    "head_share": "fraction of decisions in which a head had a choice",
-    "head_clip_fraction": "fraction of these whose own probability ratio left the clip range",
-    "module_gradient_norm": "norm of the gradient of encoder, lstm, value, or a head's own parameters",
+    "head_share": "share of decisions in which a head had a choice",
+    "head_clip_fraction": "share of these whose own probability ratio left the clip range",
+    "module_gradient_norm": "of encoder, lstm, value, or a head's own parameters, before clipping",
 }
-"""What each figure of an update means. Means are over its minibatches, before their optimizer step."""
+"""What each figure of an update means, for documentation, dashboard, reports and alarms.
+
+Means are over its minibatches, before their optimizer step.
+"""
 
 
-# Terms of the loss. Means are over ``count`` decisions, or over ``occurrences`` per head. These may be more than are in
+# Terms of the loss. Means are over ``count`` decisions, or over ``occurrences`` per head, which may be more than are in
 # the arguments, so that the results of a minibatch's chunks add up to that of the minibatch.
 
 
-def compute_joint_surrogate(
-    log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor, clip: float, count: Tensor
-) -> Tensor:
-    """-mean min(r A, clip(r, 1 - clip, 1 + clip) A), 0-d, with r the probability ratio (Schulman et al., 2017).
+def bound_log_ratio(log_prob: Tensor, old_log_prob: Tensor) -> Tensor:
+    """Logarithm of the probability ratio of the present policy and the one that acted."""
+    return (log_prob - old_log_prob).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+
+
+def compute_joint_surrogate(ratio: Tensor, advantage: Tensor, clip: float, count: Tensor) -> Tensor:
+    """-mean min(r A, clip(r, 1 - clip, 1 + clip) A), 0-d, with r the ratio of whole actions (Schulman et al., 2017).
 
     At r = 1 its gradient is -(1 / N) sum over N steps t of A_t sum over heads h of grad log p_th: a head that has a
     choice in n of them learns from each as much as the others do, and so n / N times as fast.
     """
-    return -(_clip_gain(log_prob, old_log_prob, advantage, clip).sum() / count)
+    return -(_clip_gain(ratio, advantage, clip).sum() / count)
 
 
 def compute_factored_surrogate(
-    log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor, clip: float, is_open: Tensor, occurrences: Tensor
+    ratio: Tensor, advantage: Tensor, clip: float, is_open: Tensor, occurrences: Tensor
 ) -> Tensor:
     """The surrogate, 0-d, of each head by its own ratio over the steps in which it had a choice, summed over heads.
 
-    -sum over heads h of (1 / n_h) sum over its n_h steps t of min(r_th A_t, clip(r_th, 1 - clip, 1 + clip) A_t). At
-    r = 1 its gradient is -sum over h of (1 / n_h) sum over t of A_t grad log p_th: a head learns as fast from few steps
-    as from many. The parts of an action are also clipped one by one by Han and Sung ("Dimension-wise importance
-    sampling weight clipping", 2019) and Fan et al. ("Hybrid actor-critic reinforcement learning in parameterized action
-    space", 2019).
+    -sum over heads h of (1 / n_h) sum over its n_h steps t of min(r_th A_t, clip(r_th, 1 - clip, 1 + clip) A_t): a head
+    learns as fast from few steps as from many. The parts of an action are also clipped one by one by Han and Sung
+    ("Dimension-wise importance sampling weight clipping", 2019) and Fan et al. ("Hybrid actor-critic reinforcement
+    learning in parameterized action space", 2019).
 
-    ``log_prob``, ``old_log_prob`` and ``is_open`` are ``[T, E, 8]``, ``advantage`` ``[T, E]``, ``occurrences``, how
-    often each head had a choice, ``[8]``.
+    ``ratio`` and ``is_open`` are ``[T, E, 8]``, ``advantage`` ``[T, E]``, ``occurrences`` ``[8]``.
     """
-    gain = _clip_gain(log_prob, old_log_prob, advantage.unsqueeze(-1), clip)
-    return -average_per_head(gain, is_open, occurrences).sum()
+    return -average_per_head(_clip_gain(ratio, advantage.unsqueeze(-1), clip), is_open, occurrences).sum()
 
 
-def _clip_gain(log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor, clip: float) -> Tensor:
-    ratio = _bound_log_ratio(log_prob, old_log_prob).exp()
+def _clip_gain(ratio: Tensor, advantage: Tensor, clip: float) -> Tensor:
     return torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
-
-
-def _bound_log_ratio(log_prob: Tensor, old_log_prob: Tensor) -> Tensor:
-    return (log_prob - old_log_prob).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
 
 
 def compute_value_loss(value: Tensor, target: Tensor, scale: Tensor, count: Tensor) -> Tensor:
@@ -243,33 +217,24 @@ def compute_value_loss(value: Tensor, target: Tensor, scale: Tensor, count: Tens
 
 
 def average_per_head(figures: Tensor, is_open: Tensor, occurrences: Tensor) -> Tensor:
-    """Mean ``[8]`` of each head's figure over the steps in which it had a choice; 0 if it never had one.
-
-    A head that is rarely relevant counts as much as one that always is. ``figures`` and ``is_open`` are ``[T, E, 8]``,
-    ``occurrences``, how often each head had a choice, ``[8]``.
-    """
+    """Mean ``[8]`` of ``figures [T, E, 8]`` over the steps in which each head had a choice; 0 if it never had one."""
     return (figures * is_open).sum((0, 1)) / occurrences.clamp(min=1)
 
 
 def average_active_heads(figures: Tensor, occurrences: Tensor, weights: Tensor | float = 1.0) -> Tensor:
-    """The mean, 0-d, of the heads' ``figures [8]``, times their ``weights``, over the heads that had a choice at all.
-
-    0 if none had.
-    """
+    """Mean, 0-d, of ``figures [8]`` times ``weights`` over the heads that had a choice at all; 0 if none had."""
     active = occurrences > 0
     # Weights are divided first: then equal ones give the same gradient, to the bit, as one that multiplies the mean.
     return (figures * (weights * active / active.sum().clamp(min=1))).sum()
 
 
-@torch.no_grad()
-def measure_change(log_prob: Tensor, old_log_prob: Tensor, clip: float, count: Tensor) -> dict[str, Tensor]:
+def measure_change(log_ratio: Tensor, clip: float, count: Tensor) -> dict[str, Tensor]:
     """How far the policy has moved from the one that acted, by the probability ratios r of whole actions; all 0-d.
 
     ``kl`` is the k3 estimate of KL(old || new): the mean of r - 1 - log r >= 0 (Schulman, "Approximating KL
     divergence", 2020); ``clip_fraction`` that of ratios outside the clip range, whichever ratio the surrogate clips;
     ``deviation`` the largest |r - 1|.
     """
-    log_ratio = _bound_log_ratio(log_prob, old_log_prob)
     change = log_ratio.exp() - 1
     return {
         "kl": (change - log_ratio).sum() / count,
@@ -278,22 +243,12 @@ def measure_change(log_prob: Tensor, old_log_prob: Tensor, clip: float, count: T
     }
 
 
-@torch.no_grad()
-def find_clipped(log_prob: Tensor, old_log_prob: Tensor, clip: float) -> Tensor:
-    """Whether the probability ratio is outside 1 - clip .. 1 + clip, bool of the arguments' shape."""
-    return (_bound_log_ratio(log_prob, old_log_prob).exp() - 1).abs() > clip
-
-
 def fetch_figures(figures: Mapping[str, Tensor], heads: Sequence[Head]) -> dict[str, float]:
-    """Figures of a device, 0-d or ``[8]``, under flat names such as ``head_ratio/slot``, by one copy.
-
-    Of those ``[8]`` the ones of ``heads``.
-    """
+    """Figures of a device under flat names by one copy: 0-d ones, and ``[8]`` as ``name/head`` for these ``heads``."""
     flat: dict[str, Tensor] = {}
     for name, figure in figures.items():
         if figure.dim():
-            of_heads = figure.unbind()
-            flat |= {f"{name}/{head.name.lower()}": of_heads[head] for head in heads}
+            flat |= {f"{name}/{head.name.lower()}": figure[head] for head in heads}
         else:
             flat[name] = figure
     numbers = cast("list[float]", torch.stack(list(flat.values())).tolist())
@@ -312,9 +267,7 @@ class PPO:
             raise ConfigError(
                 f"ppo.bf16 speeds up CUDA devices only and the policy learns on {policy.device.type}: set it to false"
             )
-        self.policy = policy
-        self.settings = settings
-        self.seed = seed
+        self.policy, self.settings, self.seed = policy, settings, seed
         self.updates = 0
         self._optimizer = PolicyOptimizer(policy, settings)
         # Only this method is compiled: the policy itself keeps its parameters' names and acts as before.
@@ -331,22 +284,21 @@ class PPO:
         """Learn from one rollout at ``progress`` (0 at the start of training, 1 at its end).
 
         ``others`` are rollouts of another shape, from other suites; every minibatch has its share of each rollout.
-        The learning rate is multiplied by ``rate_scale``. Returns the update's `FIGURES`. The figures of each
-        minibatch, in full, are appended to ``record``, with the gradient's norms where the update came that far.
+        The learning rate is multiplied by ``rate_scale``. Returns the update's `FIGURES`. All figures of each minibatch
+        are appended to ``record``, with the gradient's norms where the update came that far.
 
-        The policy's statistics are updated once, after all steps. If a loss or gradient is not finite, that step and
-        the rest are left out and the statistics stay as they are.
+        If a loss or gradient is not finite, that step and the rest are left out, and so is the update of statistics.
         """
         settings, policy, optimizer = self.settings, self.policy, self._optimizer
-        heads = policy.heads.present
-        rollouts = (rollout, *others)
+        heads, rollouts = policy.heads.present, (rollout, *others)
         self._require_divisible([rollout.environments for rollout in rollouts])
 
         # Advantages and returns, and the step size and entropy weights at this progress.
         batches = [self.make_batch(rollout) for rollout in rollouts]
         normalised = standardise_advantages(batches) if settings.normalise_advantages else batches
         learning_rate = settings.learning_rate_at(progress) * rate_scale
-        entropy_weights = torch.tensor(settings.entropy_weights(progress), device=policy.device)
+        weights = settings.entropy_weights(progress)
+        entropy_weights = torch.tensor(weights, device=policy.device)
 
         # Several epochs over the same rollouts, each in minibatches of whole episodes: the LSTM needs them whole.
         generator = torch_generator(self.seed, self.updates)
@@ -391,15 +343,16 @@ class PPO:
             optimizer_steps += 1
         optimizer.zero_grad()
 
-        # Normalisation statistics are updated last: if they moved between acting and learning, the first ratio would
-        # differ from 1.
+        # Normalisation statistics are updated once and last: if they moved between acting and learning, the first ratio
+        # would differ from 1.
+        target = select_running(batches, lambda batch: batch.target)
         if finite:
             observations = [select_steps(rollout.observations, rollout.running) for rollout in rollouts]
-            policy.update_statistics(observations, select_running(batches, lambda batch: batch.target))
+            policy.update_statistics(observations, target)
         self.updates += 1
 
         # Figures of single minibatches.
-        norm_names = (*(f"module_gradient_norm/{name}" for name in optimizer.module_names), "gradient_norm")
+        norm_names = (*(f"module_gradient_norm/{name}" for name in optimizer.modules), "gradient_norm")
         if record is not None:
             for figures, norms in zip_longest(taken, all_norms):
                 named = {} if norms is None else dict(zip(norm_names, norms.unbind(), strict=True))
@@ -416,29 +369,23 @@ class PPO:
         }
         norms = torch.stack(all_norms).mean(0) if all_norms else torch.zeros(len(norm_names), device=policy.device)
         value = select_running(batches, lambda batch: batch.rollout.value)
-        target = select_running(batches, lambda batch: batch.target)
-        advantage = select_running(batches, lambda batch: batch.advantage)
-        control_variate = select_running(
+        returns = target + select_running(
             batches, lambda batch: discount_rewards(batch.rollout.control_variate, settings.gamma)
         )
-        returns = target + control_variate
         explained_variance = 1 - (target - value).var() / (target.var() + SMALLEST)
         update = {
-            "policy_loss": columns["policy_loss"].mean(),
-            "value_loss": columns["value_loss"].mean(),
+            **{name: columns[name].mean() for name in ("policy_loss", "value_loss", "clip_fraction")},
             "entropy": average_active_heads(per_head["head_entropy"], in_all),
             "kl": columns["kl"].amax(),
-            "clip_fraction": columns["clip_fraction"].mean(),
             "first_ratio_deviation": columns["deviation"][0],
             "explained_variance": explained_variance.clamp(min=-1),
             "return_mean": returns.mean(),
             "return_deviation": returns.std(),
-            "advantage_deviation": advantage.std(),
+            "advantage_deviation": select_running(batches, lambda batch: batch.advantage).std(),
             **per_head,
             "head_share": columns["head_share"].mean(0),
             **dict(zip(norm_names, norms.unbind(), strict=True)),
         }
-        weights = settings.entropy_weights(progress)
         return {
             **fetch_figures(update, heads),
             **{f"head_entropy_weight/{head.name.lower()}": weights[head] for head in heads},
@@ -454,24 +401,21 @@ class PPO:
         """Accumulate the gradient of the minibatch's loss, one chunk of time after the other, and return its figures.
 
         The minibatch is all ``batches``, of different shapes; a decision counts alike, whichever batch it is in.
-        ``entropy_weights`` are ``[8]``, on the policy's device. A chunk hands its memory to the next, but no gradient,
-        and frees its graph before it: truncated backpropagation through time (Williams and Peng, 1990).
+        ``entropy_weights`` are ``[8]``. A chunk hands its memory to the next, but no gradient, and frees its graph
+        before it: truncated backpropagation through time (Williams and Peng, 1990).
 
-        Figures are 0-d, or ``[8]`` per head, over the decisions in which the head had a choice (``head_choices`` of
-        them): its entropy, the fraction of ratios out of the clip range, mean and largest deviation of the ratio, mean
-        advantage and its mean square.
+        Figures are 0-d, or ``[8]`` per head, over the ``head_choices`` decisions in which it had a choice.
         """
-        settings, policy = self.settings, self.policy
+        settings, policy, clip = self.settings, self.policy, self.settings.clip
 
         # Number of decisions, and of those in which each head had a choice. Means over both add up over the parts.
         count = torch.stack([batch.rollout.running.sum() for batch in batches]).sum()
         choices = torch.stack([batch.is_open.sum((0, 1)) for batch in batches]).sum(0)
-        parts: list[dict[str, Tensor]] = []
+        sums: list[dict[str, Tensor]] = []
         largest: list[dict[str, Tensor]] = []
         for batch in batches:
             rollout = batch.rollout
-            length = settings.chunk or rollout.steps
-            state = rollout.state
+            length, state = settings.chunk or rollout.steps, rollout.state
             for start in range(0, rollout.steps, length):
                 chunk = slice(start, start + length)
                 running, is_open, advantage = rollout.running[chunk], batch.is_open[chunk], batch.advantage[chunk]
@@ -484,16 +428,14 @@ class PPO:
                 with torch.autocast(policy.device.type, torch.bfloat16, enabled=settings.bf16):
                     evaluated = self._evaluate(observations, masks, rollout.actions[chunk], state)
                 state = evaluated.state.detach()
-                log_prob, old_log_prob = evaluated.log_prob[places], rollout.log_prob[chunk][places]
-                head_log_prob, old_head_log_prob = evaluated.chosen_log_prob, rollout.chosen_log_prob[chunk]
+                log_ratio = bound_log_ratio(evaluated.log_prob[places], rollout.log_prob[chunk][places])
+                head_ratio = bound_log_ratio(evaluated.chosen_log_prob, rollout.chosen_log_prob[chunk]).exp()
 
                 # loss = clipped surrogate + weight * value error - entropy bonus
                 if settings.surrogate == "joint":
-                    surrogate = compute_joint_surrogate(log_prob, old_log_prob, advantage[places], settings.clip, count)
+                    surrogate = compute_joint_surrogate(log_ratio.exp(), advantage[places], clip, count)
                 else:
-                    surrogate = compute_factored_surrogate(
-                        head_log_prob, old_head_log_prob, advantage, settings.clip, is_open, choices
-                    )
+                    surrogate = compute_factored_surrogate(head_ratio, advantage, clip, is_open, choices)
                 value, target = evaluated.value[places], batch.target[chunk][places]
                 error = compute_value_loss(value, target, policy.value_head.scale, count)
                 entropies = average_per_head(evaluated.entropy, is_open, choices)
@@ -501,26 +443,25 @@ class PPO:
                 (surrogate + settings.value_weight * error - bonus).backward()
 
                 # Figures, from the same numbers.
-                change = measure_change(log_prob, old_log_prob, settings.clip, count)
-                clipped = find_clipped(head_log_prob, old_head_log_prob, settings.clip)
-                ratio = _bound_log_ratio(head_log_prob.detach(), old_head_log_prob).exp()
-                spread = advantage.unsqueeze(-1).expand_as(ratio)
-                means = {
-                    "policy_loss": surrogate,
-                    "value_loss": error,
-                    "kl": change["kl"],
-                    "clip_fraction": change["clip_fraction"],
-                    "head_entropy": entropies,
-                    "head_share": is_open.sum((0, 1)) / count,
-                    "head_clip_fraction": average_per_head(clipped, is_open, choices),
-                    "head_ratio": average_per_head(ratio, is_open, choices),
-                    "head_advantage": average_per_head(spread, is_open, choices),
-                    "head_advantage_square": average_per_head(spread.square(), is_open, choices),
-                }
-                parts.append({name: figure.detach() for name, figure in means.items()})
-                head_deviation = ((ratio - 1).abs() * is_open).amax((0, 1))
-                largest.append({"deviation": change["deviation"], "head_deviation": head_deviation})
-        figures = merge_arrays(lambda column: torch.stack(column).sum(0), parts)
+                change = measure_change(log_ratio.detach(), clip, count)
+                ratio = head_ratio.detach()
+                deviation, spread = (ratio - 1).abs(), advantage.unsqueeze(-1).expand_as(ratio)
+                sums.append(
+                    {
+                        "policy_loss": surrogate.detach(),
+                        "value_loss": error.detach(),
+                        "kl": change["kl"],
+                        "clip_fraction": change["clip_fraction"],
+                        "head_entropy": entropies.detach(),
+                        "head_share": is_open.sum((0, 1)) / count,
+                        "head_clip_fraction": average_per_head(deviation > clip, is_open, choices),
+                        "head_ratio": average_per_head(ratio, is_open, choices),
+                        "head_advantage": average_per_head(spread, is_open, choices),
+                        "head_advantage_square": average_per_head(spread.square(), is_open, choices),
+                    }
+                )
+                largest.append({"deviation": change["deviation"], "head_deviation": (deviation * is_open).amax((0, 1))})
+        figures = merge_arrays(lambda column: torch.stack(column).sum(0), sums)
         figures |= merge_arrays(lambda column: torch.stack(column).amax(0), largest)
         return {**figures, "head_choices": choices.to(figures["kl"].dtype)}
 
@@ -530,15 +471,9 @@ class PPO:
         Both are less the control variate, if there is one; advantages are relative to the group, if there are groups.
         """
         settings, running = self.settings, rollout.running
-
-        # Rewards less the no-growth baseline's, which is 0 without one; then generalised advantages.
+        rewards = subtract_control_variate(rollout.reward, rollout.control_variate, running, settings.gamma)
         advantage = estimate_advantages(
-            subtract_control_variate(rollout.reward, rollout.control_variate, running, settings.gamma),
-            rollout.value,
-            rollout.final_value,
-            running,
-            settings.gamma,
-            settings.gae_lambda,
+            rewards, rollout.value, rollout.final_value, running, settings.gamma, settings.gae_lambda
         )
         target = advantage + rollout.value
         if settings.group > 1:
@@ -580,15 +515,29 @@ class PPO:
         }
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Continue from the `state_tensors` of a `PPO` with the same policy and settings."""
+        """Continue from the `state_tensors` of a `PPO` with the same policy and settings.
+
+        Raises:
+            CheckpointError: they are of another policy, or have impossible values; nothing is changed.
+        """
         tensors = self.policy.drop_closed_heads(tensors)
         policy, optimizer = strip_prefix("policy.", tensors), strip_prefix("optimizer.", tensors)
         expected = {"updates": torch.tensor(self.updates)}
         expected |= {f"policy.{name}": value for name, value in self.policy.state_dict().items()}
         if optimizer:
             expected |= {f"optimizer.{name}": value for name, value in self._optimizer.expected_tensors().items()}
-        # Everything is checked before anything is loaded.
-        _check_tensors(tensors, expected)
+        for name in sorted(tensors.keys() ^ expected.keys()):
+            found = "lacks" if name in expected else "has"
+            raise CheckpointError(
+                f"the learner's checkpoint {found} {name[:80]!r}, unlike this policy: use its settings"
+            )
+        for name, saved in tensors.items():
+            own = expected[name]
+            if (saved.dtype, saved.shape) != (own.dtype, own.shape):
+                raise CheckpointError(
+                    f"the learner's checkpoint holds {name} as {saved.dtype} {list(saved.shape)} where this policy has "
+                    f"{own.dtype} {list(own.shape)}: use the settings it was saved with"
+                )
         require_in_range(tensors, "the learner's checkpoint", (*NON_NEGATIVE, "updates", "step", SECOND_MOMENT))
         self.policy.load_state_dict(policy)
         self._optimizer.load_state_tensors(optimizer)
@@ -596,15 +545,11 @@ class PPO:
 
 
 class PolicyOptimizer:
-    """AdamW for a policy, which clips gradients and can save its state.
-
-    Parameters that the actor computes with are never decayed.
-    """
+    """AdamW for a policy, which clips gradients and can save its state. Only the value head is decayed."""
 
     def __init__(self, policy: Policy, settings: PPOSettings) -> None:
-        named = dict(policy.named_parameters())
         critic = {f"value_head.{name}": parameter for name, parameter in policy.value_head.named_parameters()}
-        actor = {name: parameter for name, parameter in named.items() if name not in critic}
+        actor = {name: parameter for name, parameter in policy.named_parameters() if name not in critic}
         # In the order in which AdamW numbers its parameters.
         self._named = {**actor, **critic}
         self._max_norm = settings.max_gradient_norm
@@ -618,23 +563,19 @@ class PolicyOptimizer:
             eps=settings.adam_epsilon,
             fused=policy.device.type in FUSED_DEVICES,
         )
-        self._modules: dict[str, list[nn.Parameter]] = {
+        self.modules: dict[str, list[nn.Parameter]] = {
             **{head.name.lower(): policy.heads.output_parameters(head) for head in policy.heads.present},
             "encoder": list(policy.encoder.parameters()),
             "lstm": list(policy.lstm.parameters()),
             "value": list(critic.values()),
         }
-
-    @property
-    def module_names(self) -> tuple[str, ...]:
-        """The modules whose norms `clip_gradients` returns, before the total."""
-        return tuple(self._modules)
+        """Parameters by the module whose gradient's norm is measured."""
 
     def clip_gradients(self) -> Tensor:
-        """Clip the gradients, and return the norms from before, ``[modules + 1]``, the total last."""
+        """Clip the gradients; returns the norms from before, ``[modules + 1]``, that of all parameters last."""
         norms = [
             nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
-            for parameters in self._modules.values()
+            for parameters in self.modules.values()
         ]
         return torch.stack((*norms, nn.utils.clip_grad_norm_(self._named.values(), self._max_norm)))
 
@@ -657,7 +598,7 @@ class PolicyOptimizer:
         }
 
     def expected_tensors(self) -> dict[str, Tensor]:
-        """Tensors of the names, shapes and types that `load_state_tensors` accepts besides an empty mapping."""
+        """Tensors of the names, shapes and types that `load_state_tensors` takes besides an empty mapping."""
         moments = {f"{name}.{moment}": p.detach() for name, p in self._named.items() for moment in MOMENTS}
         return {**moments, **{f"{name}.step": torch.zeros((), dtype=torch.float32) for name in self._named}}
 
@@ -669,24 +610,3 @@ class PolicyOptimizer:
             if tensors
         }
         self._adam.load_state_dict({"state": state, "param_groups": self._adam.state_dict()["param_groups"]})
-
-
-def _check_tensors(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    """Raise CheckpointError unless names, shapes and types are the same."""
-    for name in sorted(tensors.keys() | expected.keys()):
-        if name not in tensors:
-            raise CheckpointError(f"the learner's checkpoint lacks {name}: it is of another version or policy")
-        if name not in expected:
-            raise CheckpointError(
-                f"the learner's checkpoint has {name[:LONGEST_NAME]!r}, but this policy does not: use its settings"
-            )
-        own_type, saved_type = _describe_type(expected[name]), _describe_type(tensors[name])
-        if own_type != saved_type:
-            raise CheckpointError(
-                f"the learner's checkpoint holds {name} as {saved_type} where this policy has {own_type}: "
-                "use the settings it was saved with"
-            )
-
-
-def _describe_type(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
