@@ -39,13 +39,10 @@ class LearnedController:
     """Acts by a recurrent policy: the likeliest choices if ``greedy``, else drawn from its distributions.
 
     Args:
-        policy: The policy.
-        greedy: Whether it takes the likeliest choices.
         promise: How promise was measured where the policy learned; None: it never was. An advisor's own counts instead.
         advisor: The rule that advises the policy, if its settings have advice.
-        rules: The rules under which the policy learned: it takes only choices that they have, as its heads are not
-            trained for others. None: all that is legal.
-        name: The controller's name in results.
+        rules: The rules under which the policy learned: its heads are not trained for other choices. None: all that is
+            legal.
     """
 
     def __init__(
@@ -77,9 +74,7 @@ class LearnedController:
         masks = masks if self._rules is None else masks.narrow(self._rules)
         if self._advisor is not None:
             observation = append_advice(self._advisor, observation, masks)
-        # Uniform numbers that the policy draws by; none where it is greedy.
         noise = None if state.streams is None else torch.from_numpy(state.streams.draw()).to(device, non_blocking=True)
-        # Everything is computed on the policy's device; actions return to the CPU.
         step = self.policy.act(observation.to(device), make_mask_tensors(masks, device), state.memory, noise)
         return step.actions.cpu().numpy(), LearnedState(step.state, state.streams)
 
@@ -163,14 +158,7 @@ def restore_controller(
 def restore_policy(
     tensors: Mapping[str, Tensor], settings: PolicySettings, promise: PromiseSettings | None, rules: Rules
 ) -> Policy:
-    """The policy in a checkpoint's ``tensors``, on the CPU.
-
-    Args:
-        tensors: The checkpoint.
-        settings: The policy's settings.
-        promise: How promise was measured where it learned.
-        rules: The rules of the lifecycle there.
-    """
+    """The policy in a checkpoint's ``tensors``, on the CPU, with the settings, promise and rules of its training."""
     # The first weights are overwritten, so their generator does not matter.
     spec = count_policy_features(settings, promise)
     policy = Policy(spec, settings, torch.Generator().manual_seed(0), rules.closed_heads)

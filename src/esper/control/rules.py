@@ -1,7 +1,7 @@
 """Controllers written by hand: never, uniform, replay, schedules, the heuristic and the look-ahead rule.
 
-A rule reads as a story: it reads the observation's features by name, handles the seeds that are there (advance, keep,
-prune), and then germinates. `ActionBuilder` turns each step into legal actions for the networks still undecided.
+A rule reads the observation's features by name, handles the seeds that are there (advance, keep, prune), and then
+germinates. `ActionBuilder` turns each step into legal actions for the networks still undecided.
 """
 
 from __future__ import annotations
@@ -258,7 +258,7 @@ class Schedule:
         return np.zeros((len(seeds), len(self.plantings)), np.bool_)
 
     def act(self, observation: Observation, masks: ActionMasks, state: Bools) -> tuple[Actions, Bools]:
-        """The first planting that is due, else advance, else fossilize, else wait."""
+        """The first planting that is due, else advance, else keep whatever may be kept, else wait."""
         features, decisions, done = FeatureReader(observation), ActionBuilder(masks), state.copy()
         progress = features.network("progress")
         step = np.rint(progress * self._horizon)
@@ -273,7 +273,6 @@ class Schedule:
                 decisions.germinate(everyone * planting.slot, everyone * planting.blueprint, due)
                 done[:, index] |= due & ~decisions.open
 
-        # Whatever may be kept is kept.
         decisions.act_on(Op.ADVANCE, masks.slot[:, Op.ADVANCE])
         held = features.slot("stage_holding") > 0
         decisions.act_on(Op.FOSSILIZE, held & (features.slot("stage_age") >= self._keep_age - ROUNDING))
@@ -301,8 +300,7 @@ class Periodic:
     name = "periodic"
 
     def __init__(self, settings: PeriodicSettings, horizon: int) -> None:
-        self._settings = settings
-        self._horizon = horizon
+        self._settings, self._horizon = settings, horizon
 
     def start(self, seeds: Sequence[int]) -> Ints:
         """The clock of each network and how many plantings it has had, ``[2, E]``."""
@@ -316,7 +314,6 @@ class Periodic:
         """Advance what may be, else keep or prune what is due, else plant if the period is over, else wait."""
         settings, features, decisions = self._settings, FeatureReader(observation), ActionBuilder(masks)
 
-        # First the seeds that are there: advance what may be, keep or prune what is due.
         decisions.act_on(Op.ADVANCE, masks.slot[:, Op.ADVANCE])
         keep_or_prune(decisions, features, settings.probation / self._horizon, rate_seeds(features, settings.margin))
 
@@ -358,11 +355,10 @@ class Heuristic:
     name = "heuristic"
 
     def __init__(self, settings: HeuristicSettings, horizon: int) -> None:
-        self._settings = settings
-        self._horizon = horizon
+        self._settings, self._horizon = settings, horizon
 
     def start(self, seeds: Sequence[int]) -> None:
-        """It has no state: the observation has all that it needs."""
+        """It has no state."""
 
     def rate_seeds(self, observation: Observation) -> SeedRating[Figures]:
         """The rating of every seed."""
@@ -434,12 +430,11 @@ class LookRule:
     name = "look"
 
     def __init__(self, settings: LookSettings, horizon: int) -> None:
-        self._settings = settings
-        self._horizon = horizon
+        self._settings, self._horizon = settings, horizon
         self.promise: PromiseSettings | None = settings.promise
 
     def start(self, seeds: Sequence[int]) -> None:
-        """It has no state: the observation has all that it needs."""
+        """It has no state."""
 
     def rate_seeds(self, observation: Observation) -> SeedRating[Figures]:
         """The rating of every seed."""

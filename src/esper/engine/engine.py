@@ -61,10 +61,7 @@ class GrowthConfig(Settings):
             )
 
     def find_due_counterfactuals(self, decision: Ints, slots: int) -> Bools:
-        """The slots whose counterfactuals are measured after the decision of number ``decision [E]``: ``[E, S]``.
-
-        They depend on each network's own number of decisions alone.
-        """
+        """The slots whose counterfactuals are measured after the decision of number ``decision [E]``: ``[E, S]``."""
         # Slots take turns: each is due at another remainder.
         return (decision[:, None] + np.arange(slots)) % self.counterfactual_every == 0
 
@@ -99,8 +96,7 @@ class GrowthBackend(Restorable, Protocol):
     ) -> Deferred[tuple[TrainingReport, Evaluation]]:
         """Measure the networks and the modules in the slots ``due``, bool ``[E, S]``, after that training.
 
-        ``check_finite``: whether to look for parameters and moments that are not finite. The evaluation has `skill` and
-        `finite`.
+        The evaluation has `skill` and `finite`, with ``check_finite`` also of parameters and moments.
         """
         ...
 
@@ -155,10 +151,6 @@ class GrowthEngine:
     Call `apply` once before each `assess`. A user's loop trains before its first `Grower.step`, so `esper.Grower`
     applies a first decision, to wait, when it is made.
     What happens to network i follows from its own actions and data alone, whatever E is.
-
-    Args:
-        backend: The networks.
-        config: Governor, healthy gradients, how often modules are measured, and the plateau that ends growth.
     """
 
     def __init__(self, backend: GrowthBackend, config: GrowthConfig) -> None:
@@ -205,11 +197,7 @@ class GrowthEngine:
         )
 
     def legal_actions(self, disallowed: Bools | None = None) -> ActionMasks:
-        """What controllers may do now, without the operations that are ``disallowed``.
-
-        Args:
-            disallowed: Everywhere, bool ``[E, 6]``, or in some of the slots, bool ``[E, 6, S]``.
-        """
+        """What controllers may do now, without the operations ``disallowed``, as in `ActionMasks.without`."""
         masks = self.networks.legal_actions()
         return masks if disallowed is None or not disallowed.any() else masks.without(disallowed)
 

@@ -74,7 +74,7 @@ class Diagnosis:
     trouble: Int8s
     """A `Trouble`."""
     usual: Bools
-    """Whether there is neither trouble nor what becomes trouble if it lasts."""
+    """Whether nothing is wrong that becomes trouble if it lasts."""
     good: Bools
     """Whether the state is worth a snapshot."""
 
@@ -104,7 +104,6 @@ class Monitor:
     def check(self, loss: Floats, skill: Floats, finite: Bools, diverged: Bools | None = None) -> Diagnosis:
         """Check all networks once, as `Governor.check` does; the history of those in trouble is forgotten."""
         settings, loss = self._settings, loss[:, None]
-        # A loss is unusual far above the mean of its window, a network guesses if it lost the skill that it had.
         mean, deviation = self._describe_window()
         unusual = (loss > mean + settings.sigmas * deviation) & (loss > settings.multiple * mean)
         if diverged is not None:
@@ -128,7 +127,6 @@ class Monitor:
         improved = usual & (skill > self._best_skill)
         self._best_skill = np.where(improved, skill, self._best_skill)
         self.forget(~sound, skill=True)
-        # A network is in trouble by the first measure that shows it.
         first = (~sound).argmax(axis=1)[:, None]
         return Diagnosis(
             np.take_along_axis(trouble, first, axis=1)[:, 0], usual.all(axis=1), (usual & ~worse).all(axis=1)
@@ -207,7 +205,7 @@ class Intervention:
     trouble: Int8s
     """A `Trouble`; NONE for most."""
     usual: Bools
-    """Whether there is neither trouble nor what becomes trouble if it lasts."""
+    """Whether nothing is wrong that becomes trouble if it lasts."""
     exhausted: Bools
     """Networks that had no rollback left; they are restored too, and should not go on."""
     loss_restored: Floats
@@ -224,10 +222,7 @@ class Intervention:
 class Governor:
     """Keeps a snapshot of every network in good condition, and rolls networks in trouble back to it.
 
-    Args:
-        networks: What is watched.
-        settings: Parameters of the detectors; None: nothing is watched, and nothing rolled back.
-        measures: M, how many measures of skill are checked.
+    Without ``settings`` nothing is watched. ``measures``: M, how many measures of skill are checked.
     """
 
     def __init__(self, networks: Restorable, settings: GovernorSettings | None, measures: int = 1) -> None:
@@ -281,9 +276,9 @@ class Governor:
         return Intervention(trouble, diagnosis.usual, exhausted, self._snapshot_loss, transitions)
 
     def expect_change(self, rows: Bools, *, forget_skill: Bools) -> None:
-        """The networks ``rows``, bool ``[E]``, were changed on purpose, so that their loss may well rise.
+        """The loss of the networks ``rows``, bool ``[E]``, may rise: they were changed on purpose.
 
-        In those of ``forget_skill``, bool ``[E]``, what helped was taken away: they may fall back to guessing.
+        Those of ``forget_skill``, bool ``[E]``, may fall back to guessing: what helped was taken away.
         """
         if self._monitor is not None:
             self._monitor.forget(rows & ~forget_skill, skill=False)

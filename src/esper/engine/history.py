@@ -20,10 +20,7 @@ PLATEAU_IMPROVEMENT = 0.01
 
 
 def improves(value: Floats, best: Floats) -> Bools:
-    """Whether ``value`` is lower than ``best`` by more than `PLATEAU_IMPROVEMENT`, relative to the size of ``best``.
-
-    Both may be negative, as the losses of density models are.
-    """
+    """Whether ``value`` is lower than ``best`` by more than `PLATEAU_IMPROVEMENT` of its size; both may be negative."""
     return value < best * (1 - np.sign(best) * PLATEAU_IMPROVEMENT)
 
 

@@ -22,11 +22,8 @@ from esper.runs.events import GateChecked, LifecycleTransition, NetworkStep, Rol
 class DecisionRecorder:
     """Makes the events of an engine's newest decision; who trains adds the fields that only they know.
 
-    Args:
-        engine: Applies and measures what is recorded.
-        blueprints: Names by index.
-        place: The first fields of an event, by the index of its network.
-        decimals: Number of decimals kept of figures; None: all.
+    ``blueprints``: names by index. ``place``: the first fields of an event, by the index of its network. ``decimals``:
+    number kept of figures; None: all.
     """
 
     def __init__(

@@ -384,10 +384,7 @@ def legal_actions(
 
 
 def is_legal(actions: Ints, masks: ActionMasks) -> Bools:
-    """Whether actions ``[E, 8]`` are within the masks, with irrelevant heads 0: ``[E]``.
-
-    Raises IllegalActionError if ``actions`` is not an integer array of that shape.
-    """
+    """Whether integer actions ``[E, 8]`` are within the masks, with irrelevant heads 0: ``[E]``."""
     _require_shape(actions, masks)
     environment = np.arange(masks.environments)
     legal: Bools = np.all((actions >= 0) & (actions < masks.sizes), axis=1)

@@ -129,11 +129,8 @@ Scored = TypeVar("Scored", Evaluation, CommittedEvaluation)
 class PopulationBackend:
     """The networks of a population and the data that they are measured on: an `esper.engine.GrowthBackend`.
 
-    Args:
-        population: The networks.
-        suite: Defines the objective of growth, and the loss and score of guessing.
-        validation: The data on which every network is measured, ``[E, N, ...]``; overwritten where data drift.
-        newest_examples: Returns the training examples on which promises are measured, ``[E, n, ...]``.
+    ``validation`` ``[E, N, ...]`` is overwritten where data drift; promises are measured on ``newest_examples()``
+    ``[E, n, ...]``, and the suite has the objective.
     """
 
     skills = 1

@@ -89,10 +89,7 @@ def call_module(module: nn.Module, parameters: Parameters, buffers: Parameters, 
 
 
 def make_stacked_call(module: nn.Module) -> Callable[..., Tensor]:
-    """A function of parameters, buffers and inputs that computes R modules of the architecture of ``module`` at once.
-
-    All tensors are stacked: parameters and buffers by name, each ``[R, *shape]``, inputs and outputs ``[R, ...]``.
-    """
+    """Computes R modules like ``module`` at once, from stacked parameters, buffers and inputs ``[R, ...]``."""
     if isinstance(module, Stackable):
         return FunctionalModule(copy.deepcopy(module))
     return vmap_under_autocast(partial(call_module, module))
@@ -294,11 +291,8 @@ def _apply_to_one(slot_op: SlotOp, hook: SourceHook | None, features: Tensor, in
 class Execution:
     """Runs the hosts of a population with a slot op in each slot.
 
-    Args:
-        template: A host at full width.
-        slots: Names of submodules; a tuple names modules between which hidden units may grow, with the slot after the
-            last of them.
-        example_input: ``[B, ...]``.
+    The ``template`` is a host at full width. ``slots`` are names of submodules; a tuple names modules between which
+    hidden units may grow, with the slot after the last of them.
     """
 
     def __init__(self, template: nn.Module, slots: Sequence[str | tuple[str, ...]], example_input: Tensor) -> None:

@@ -57,13 +57,9 @@ class NetworkSpec(NamedTuple):
 
 
 class NetworkSpecs:
-    """E networks with K available blueprints at each of their S slots, and the costs of these; immutable.
+    """E networks with K blueprints (``kinds``) at each of their S ``sites``, of full width, and the costs; immutable.
 
-    Args:
-        networks: The E networks.
-        sites: The site of each slot, at full width.
-        kinds: The K blueprints.
-        bytes_per_parameter: Memory of a value with its gradient and its optimizer state.
+    ``bytes_per_parameter``: memory of a value with its gradient and its optimizer state.
     """
 
     def __init__(

@@ -151,9 +151,8 @@ def solve_by_pairs(value_fn: ValueFunction, players: int) -> ShapleySolution:
 def solve_by_sampling(value_fn: ValueFunction, players: int, rng: np.random.Generator, pairs: int) -> ShapleySolution:
     """Estimate a game's solution: a player's mean marginal contribution when players join in random orders.
 
-    Every order is followed by its reverse. This antithetic sampling is exact if players interact only in pairs
-    (Mitchell et al., 2022). Values add up to ``grand_value - empty_value`` in every order. Standard errors are those of
-    a mean over pairs of orders, which are independent.
+    Every order is followed by its reverse, which is exact if players interact only in pairs (Mitchell et al., 2022).
+    Standard errors are those of a mean over pairs of orders, which are independent.
     """
     # The coalitions on the way from the empty to the grand one, [orders, n + 1, n].
     orders = draw_antithetic_orders(players, pairs, rng)
