@@ -24,16 +24,15 @@ from esper.serialization import from_plain, to_plain
 class Spending:
     """Counts the FLOPs of every pass through a model: training, validation, forks and promises.
 
-    The FLOPs of a forward pass through the host are counted by torch at `esper.attach` (matrix products, convolutions,
-    attention and recurrent layers), and scaled by the size of the input. The FLOPs of a module are those its blueprint
-    declares. A backward pass costs one forward pass for the features, and another one for the parameters, if they learn
-    (Kaplan et al. 2020, arXiv 2001.08361, section 2.1). It is counted when it happens, also in evaluation mode. A host
-    that does not learn and has no modules has no backward pass.
+    Torch counts those of the host's forward pass at `esper.attach` (matrix products, convolutions, attention and
+    recurrent layers); they are scaled by the size of the input. The FLOPs of a module are those its blueprint declares.
+    A backward pass costs one forward pass for the features, and another one for the parameters, if they learn (Kaplan
+    et al. 2020, arXiv 2001.08361, section 2.1). A host that does not learn and has no modules has none.
 
-    Limits: a backward pass that skips layers or parameters counts in full. Direct calls of parts of the host, such as
-    its encoder, and recomputation by gradient checkpointing within the host are not counted. If the host returns
-    something other than tensors, mappings, lists, tuples or dataclasses, every forward pass with gradients enabled
-    counts as if a backward pass followed: evaluate under `torch.no_grad`. Outputs carry a hook: detach what you save.
+    Limits: a backward pass that skips layers or parameters counts in full. Direct calls of parts of the host and
+    recomputation by gradient checkpointing within it are not counted. If the host returns something other than tensors,
+    mappings, lists, tuples or dataclasses, every forward pass with gradients enabled counts as if a backward pass
+    followed: evaluate under `torch.no_grad`. Outputs carry a hook: detach what you save.
 
     A grower has one, `Grower.spending`. If you grow by hand, make your own:
 
@@ -162,10 +161,8 @@ def warmup_stable_decay(
     scheduler = LambdaLR(optimizer, lambda _: warmup_stable_decay(grower.spending.share))
     ```
 
-    The factor multiplies the learning rate of each parameter group. Any scheduler works with growth, since slots have
-    parameter groups from the start. Call ``scheduler.step()`` after ``optimizer.step()``; the first rate is 0, since
-    nothing is spent yet. Policies observe the learning rate. With several processes, the share and the rate change only
-    at decisions.
+    Call ``scheduler.step()`` after ``optimizer.step()``; the first rate is 0, since nothing is spent yet. Policies
+    observe the learning rate. With several processes, the share and the rate change only at decisions.
 
     During decay the factor is ``1 - sqrt(x)``, where x is the elapsed fraction of the decay (Hägele et al. 2024, arXiv
     2405.18392).
@@ -215,9 +212,9 @@ def branch(
 ) -> Branch:
     """Copy a growing model and its optimizer, to train the copy independently.
 
-    This gives models of several sizes from one training. At each size, a branch is trained with decaying learning rates
-    and exported, while the model continues to grow at its own rate (Hägele et al. 2024, arXiv 2405.18392, do this for
-    several budgets).
+    This gives models of several sizes from one training: at each size, a branch is trained with decaying learning rates
+    and exported, while the model grows on at its own rate (as Hägele et al. 2024, arXiv 2405.18392, for several
+    budgets).
 
     ```python
     rung = branch(model, optimizer, training_flops=1e12, counted_in=grower.spending)
@@ -228,10 +225,9 @@ def branch(
     rung.model.finalize()
     ```
 
-    The branch starts with the current learning rates. A scheduler of its optimizer starts from the initial rates, as
-    they were before the first scheduler of the original optimizer. The branch may grow by hand or with its own grower.
-    The branch of a compiled model is not compiled. With several processes, branch in all of them, wrap the branch's
-    model like the original, and run the same passes; each process computes its own share.
+    The branch starts with the current learning rates; a scheduler of its optimizer starts from those before the first
+    scheduler of the original one. It may grow by hand or with its own grower. With several processes, branch in all of
+    them, wrap the branch's model like the original, and run the same passes; each process computes its own share.
 
     Args:
         model: From `esper.attach`.

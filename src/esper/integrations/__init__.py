@@ -14,10 +14,7 @@ from esper.grower import Grower
 def step_grower(
     grower: Grower, losses: MeanLoss, log_metrics: Callable[[dict[str, float]], Any], log: logging.Logger
 ) -> bool:
-    """Take a decision on the mean loss and log it; returns whether training should stop.
-
-    Logged are the operation (an `esper.lifecycle.actions.Op`), the measurements, and the model's growth.
-    """
+    """Take a decision on the mean loss, and log it and the model's growth; returns whether training should stop."""
     decision = grower.step(train_loss=losses.pop())
     log.info("%s", decision)
     seeds = grower.model.seeds.values()

@@ -58,19 +58,17 @@ class LightningGrower(Callback):
     trainer = Trainer(callbacks=[LightningGrower(evaluate=validate, controller="heuristic", horizon=30)], max_epochs=30)
     ```
 
-    It makes a decision after the last minibatch of each epoch, before validation and checkpoints, or every
-    ``every_n_steps`` optimizer steps, and logs it through the module. Checkpoints include the grown model and the
-    grower's state. To resume, call ``trainer.fit(module, ckpt_path=...)`` with a new module and callback made in the
-    same way.
+    It decides after the last minibatch of each epoch, before validation and checkpoints, or every ``every_n_steps``
+    optimizer steps, and logs the decision through the module. Checkpoints include the grown model and the grower's
+    state. To resume, call ``trainer.fit(module, ckpt_path=...)`` with a new module and callback made in the same way.
 
-    When ``fit`` ends, `Grower.finish` decides about unfinished seeds, and the model is ready for
-    `GrowingModel.finalize`. Checkpoints are written before that, so training can continue from one with more epochs.
+    When ``fit`` ends, after the last checkpoint, `Grower.finish` decides on unfinished seeds. The model is then ready
+    for `GrowingModel.finalize`.
 
-    With `esper.Refit`, ``training_step`` is called once more per minibatch for each seed in its test period. The
-    additional calls log nothing and do not change the module's metrics.
+    With `esper.Refit`, ``training_step`` is called once more per minibatch for each seed on probation. The additional
+    calls log nothing and do not change the module's metrics.
 
-    Weight averages of Lightning's callbacks (``EMAWeightAveraging``, ...) grow with the model; such a callback must
-    come after this one in the list.
+    Weight averages of callbacks such as ``EMAWeightAveraging`` grow with the model; they must come after this one.
 
     Args:
         evaluate: As in `Grower`.
@@ -96,10 +94,10 @@ class LightningGrower(Callback):
             self._carriers[model] = GrowthInStateDict(model)
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Update the parameter groups in the states of finetuning callbacks, in whatever order these come.
+        """Update the parameter groups in the states of finetuning callbacks, whatever the order of callbacks.
 
-        They save the names of parameters that groups had at their first epoch, and put them back before the optimizer's
-        state is loaded. By now the model has the seeds of the checkpoint.
+        These restore the names of parameters that groups had at their first epoch. By now the model has the
+        checkpoint's seeds.
         """
         model = _find_model(pl_module)
         names = {parameter: name for name, parameter in pl_module.named_parameters()}
@@ -113,13 +111,12 @@ class LightningGrower(Callback):
                     group["params"] = [] if seed is None else [names[parameter] for parameter in seed.parameters()]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Construct the grower: optimizers exist by now, and a checkpoint has been loaded."""
+        """Make the grower: optimizers exist by now, and a checkpoint has been loaded."""
         model = _find_model(pl_module)
         # The optimizer that has groups for slots; the grower refuses another.
-        candidates = (
-            optimizer for optimizer in trainer.optimizers if any(SLOT_KEY in group for group in optimizer.param_groups)
-        )
-        optimizer = unwrap_optimizer(next(candidates, trainer.optimizers[0]))
+        optimizers = trainer.optimizers
+        owners = (one for one in optimizers if any(SLOT_KEY in group for group in one.param_groups))
+        optimizer = unwrap_optimizer(next(owners, optimizers[0]))
         self._step = trainer.global_step
         _mirror_averages(trainer, model)
         # A further `fit` goes on with the grower if model and optimizer are still the same.
@@ -158,7 +155,7 @@ class LightningGrower(Callback):
         vars(pl_module).pop("training_step", None)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Decide about unfinished seeds; all checkpoints were written before."""
+        """Decide on unfinished seeds."""
         if self.grower is not None:
             _log.info("%s", self.grower.finish())
 
@@ -197,17 +194,16 @@ class LightningLadder(Callback):
     Trainer(callbacks=[ladder], max_epochs=-1).fit(Language(), loader)
     ```
 
-    The network and its optimizer grow in place. The callback sets the learning rates, with those of the optimizer as
-    maximum, and ends ``fit`` when the last rung is saved. Checkpoints are Lightning's. To resume from any of them, make
-    all objects in the same way, keep ``folder``, and call ``trainer.fit(module, loader, ckpt_path=...)``.
+    Network and optimizer grow in place. The callback sets the learning rates, at most those of the optimizer, and ends
+    ``fit`` when the last rung is saved. To resume from any checkpoint of Lightning's, make all objects in the same way,
+    keep ``folder``, and call ``trainer.fit(module, loader, ckpt_path=...)``.
 
     Args:
         example_input: Arguments of the network, of the size of a minibatch.
         folder: As in `esper.ladder`.
         network: Name of the module's attribute with the network of the first size.
         evaluate: As in `esper.ladder`; called with the network.
-        options: Arguments of `esper.ladder`: ``steps``, ``depths`` or ``parameters`` or ``flops``, ``blocks``,
-            ``share``, ``decay``, ``rates``.
+        options: Further arguments of `esper.ladder`, such as ``steps`` and ``depths``.
     """
 
     @check_arguments(ConfigError, folder="give the path of a folder")
@@ -222,7 +218,7 @@ class LightningLadder(Callback):
     ) -> None:
         super().__init__()
         self.training: LadderTraining | None = None
-        """The ladder, once `setup` has planned it; its ``result`` has the rungs."""
+        """The ladder after `setup`; its ``result`` has the rungs."""
         self._example, self._folder, self._network = example_input, Path(folder), network
         self._evaluate, self._options = evaluate, options
         self._counting = ExitStack()
@@ -354,7 +350,6 @@ def _get_loss(outputs: Tensor | Mapping[str, Any] | None) -> Tensor:
 @contextmanager
 def mute(module: LightningModule) -> Generator[None]:
     """Context manager in which ``module`` logs nothing and its metrics do not change."""
-    # Metrics are replaced by copies, and logging methods by one that does nothing.
     metrics = [
         (owner, name, child)
         for owner in module.modules()
@@ -362,20 +357,15 @@ def mute(module: LightningModule) -> Generator[None]:
         for name, child in owner.named_children()
         if isinstance(child, Metric | MetricCollection)
     ]
+    own = {name: vars(module)[name] for name in _LOGGING if name in vars(module)}
     for owner, name, metric in metrics:
         setattr(owner, name, metric.clone())
-    methods = {name: method for name, method in vars(module).items() if name in _LOGGING}
-
-    def ignore(*_: Any, **__: Any) -> None:
-        pass
-
-    for name in _LOGGING:
-        setattr(module, name, ignore)
+    vars(module).update(dict.fromkeys(_LOGGING, lambda *_, **__: None))
     try:
         yield
     finally:
         for name in _LOGGING:
-            delattr(module, name)
-        vars(module).update(methods)
+            del vars(module)[name]
+        vars(module).update(own)
         for owner, name, metric in metrics:
             setattr(owner, name, metric)

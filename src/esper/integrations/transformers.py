@@ -54,12 +54,12 @@ class TransformersGrower(TrainerCallback):
     trainer.train()
     ```
 
-    It makes a decision at the end of every epoch, or every ``every_n_steps`` steps, and logs it. The Trainer logs the
-    loss before each decision. Checkpoints include the grown model and the grower's state. To resume, make all objects
-    in the same way and call ``trainer.train(resume_from_checkpoint=...)``.
+    It decides at the end of every epoch, or every ``every_n_steps`` steps, and logs the decision; the Trainer logs the
+    loss before. Checkpoints include the grown model and the grower's state. To resume, make all objects in the same way
+    and call ``trainer.train(resume_from_checkpoint=...)``.
 
-    When training ends, `Grower.finish` decides about unfinished seeds, and the model is ready for
-    `GrowingModel.finalize`. Checkpoints are written before that, so training can continue from one with more epochs.
+    When training ends, after the last checkpoint, `Grower.finish` decides on unfinished seeds. The model is then ready
+    for `GrowingModel.finalize`.
 
     Args:
         trainer: The Trainer whose model grows, with its optimizer.
@@ -146,7 +146,7 @@ class TransformersGrower(TrainerCallback):
             self._decide(control)
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Decide about unfinished seeds; all checkpoints were written before."""
+        """Decide on unfinished seeds."""
         _log.info("%s", self.grower.finish())
 
     def _decide_once_logged(self, state: TrainerState, control: TrainerControl) -> None:
@@ -171,17 +171,16 @@ class TransformersLadder(TrainerCallback):
     trainer.train()
     ```
 
-    The Trainer's model and optimizer grow in place. The callback sets the learning rates, with those of the optimizer
-    as maximum, and ends training when the last rung is saved. Checkpoints are the Trainer's. To resume from any of
-    them, make all objects in the same way, keep ``folder``, and call ``trainer.train(resume_from_checkpoint=...)``.
+    Model and optimizer grow in place. The callback sets the learning rates, at most those of the optimizer, and ends
+    training when the last rung is saved. To resume from any checkpoint of the Trainer's, make all objects in the same
+    way, keep ``folder``, and call ``trainer.train(resume_from_checkpoint=...)``.
 
     Args:
         trainer: The Trainer, with a plain model of the first size. Without an optimizer it creates its default one.
         folder: As in `esper.ladder`.
         evaluate: As in `esper.ladder`, such as ``lambda model: trainer.evaluate()["eval_loss"]``.
         example_input: Arguments of the model; None: the first minibatch of the Trainer.
-        options: Arguments of `esper.ladder`: ``steps``, ``depths`` or ``parameters`` or ``flops``, ``blocks``,
-            ``share``, ``decay``, ``rates``.
+        options: Further arguments of `esper.ladder`, such as ``steps`` and ``depths``.
     """
 
     @check_arguments(ConfigError, folder="give the path of a folder")
