@@ -154,35 +154,24 @@ def _one_input(value: float) -> Callable[[Training], None]:
 
 WAYS: dict[str, Way] = {
     "sgd at 1e3 from the start": Way(torch.optim.SGD, _rate(1e3), 1),
-    "momentum at 10 from the start": Way(lambda groups: torch.optim.SGD(groups, momentum=0.95), _rate(10.0), 1),
     "adam at 100 from the start": Way(torch.optim.Adam, _rate(100.0), 1),
     "gradients of zero from the start": Way(None, _weigh(0.0), 1),
     "a rate of zero from the start": Way(None, _rate(0.0), 1),
     "dead from the start": Way(lambda groups: torch.optim.SGD(groups, lr=0.02), _dead, 1),
     "sgd, the rate jumps": Way(lambda groups: torch.optim.SGD(groups, lr=0.1), _rate(1e3)),
     "momentum, the rate jumps": Way(lambda groups: torch.optim.SGD(groups, momentum=0.9, lr=0.05), _rate(10.0)),
-    "nesterov, the rate jumps": Way(
-        lambda groups: torch.optim.SGD(groups, momentum=0.9, nesterov=True, lr=0.05), _rate(50.0)
-    ),
     "adam, the rate jumps": Way(torch.optim.Adam, _rate(50.0)),
-    "adamw, the rate jumps": Way(None, _rate(10.0)),
     "rmsprop, the rate jumps": Way(torch.optim.RMSprop, _rate(10.0)),
-    "adagrad, the rate jumps": Way(torch.optim.Adagrad, _rate(1e3)),
     "inputs of another scale": Way(None, _data(1e5)),
-    "inputs that overflow": Way(None, _data(1e38)),
     "a NaN among the inputs": Way(None, _one_input(math.nan), once=True),
-    "an infinity among the inputs": Way(None, _one_input(math.inf), once=True),
-    "an infinite weight": Way(None, _fill(math.inf), once=True),
     "a NaN as weight": Way(None, _fill(math.nan), once=True),
     "weights that overflow": Way(None, lambda training: training.scale_weights(1e30), once=True),
-    "weights far too large": Way(None, lambda training: training.scale_weights(1e3)),
     "weights of zero": Way(None, lambda training: training.scale_weights(0.0)),
     "dead units": Way(None, _dead),
     "other labels": Way(None, _other_labels),
     "the loss is climbed": Way(None, _weigh(-1.0)),
     "gradients that overflow": Way(lambda groups: torch.optim.SGD(groups, lr=0.02), _weigh(1e38)),
     "weights decay too fast": Way(lambda groups: torch.optim.SGD(groups, weight_decay=2e2, lr=0.02)),
-    "weights grow": Way(None, lambda training: training.scale_weights(2.0)),
 }
 
 

@@ -11,12 +11,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import esper
+from esper.engine.engine import GrowthConfig
 from esper.engine.governor import Governor, GovernorSettings, Trouble, skill
 from esper.errors import DivergedError
+from esper.grower import Grower
 from esper.grower.governor import ModelSnapshot, Rollback, describe_rollback, require_rollbacks_left
+from esper.growth.blueprints import registry
 from esper.growth.model import GrowingModel
 from esper.lifecycle.transitions import Transitions
 from esper.serialization import pack_state
+from factories import CLASSES, Loop, mlp, numbers, score
+from growth.broken import Broken
 
 EVERYONE, NOBODY = np.ones(1, np.bool_), np.zeros(1, np.bool_)
 MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
@@ -192,17 +198,6 @@ def test_snapshots_are_taken_on_good_vitals_only() -> None:
     assert model.host.last.bias.tolist() == [3.0] * 3
 
 
-def test_an_explosion_and_a_collapse_are_told_apart() -> None:
-    model = attach()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    exploding, collapsing = (ModelGovernor(model, optimizer, classes=3) for _ in range(2))
-    for _ in range(4):
-        assert not exploding.check(1.0, 0.8)
-        assert not collapsing.check(1.0, 0.8)
-    assert troubles([exploding.check(9.0, 0.8) for _ in range(3)]) == [None, None, Trouble.EXPLODED]
-    assert troubles([collapsing.check(1.0, 0.33) for _ in range(3)]) == [None, None, Trouble.COLLAPSED]
-
-
 def test_after_a_rollback_the_losses_and_the_skill_are_usual_that_were_so_at_the_snapshot() -> None:
     model = attach()
     governor = ModelGovernor(model, torch.optim.SGD(model.parameters(), lr=0.0), classes=3)
@@ -345,3 +340,36 @@ def test_it_goes_on_where_it_was_saved() -> None:
     assert twin.governor.governor.rollbacks.tolist() == grown.governor.governor.rollbacks.tolist() == [2]
     for name, tensor in grown.model.state_dict().items():
         assert torch.equal(tensor, twin.model.state_dict()[name]), name
+
+
+def test_a_seed_that_cannot_be_made_leaves_everything_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry._registry, Broken.name, Broken)
+    model = esper.attach(mlp(), {"0": [Broken.name]}, numbers(7))
+    optimizer = torch.optim.AdamW(model.parameter_groups(lr=0.01))
+    grower = Grower(
+        model, optimizer, controller="heuristic", evaluate=lambda one: score(one, numbers(7)), classes=CLASSES
+    )
+    found = model(numbers(7)).square().mean()
+    found.backward()
+    optimizer.step()
+    table, state, keys = copy.deepcopy(grower.network.table), optimizer.state_dict(), model.state_dict().keys()
+    with pytest.raises(MemoryError):
+        grower.step(train_loss=found)
+    assert model.seeds == {}
+    assert model.state_dict().keys() == keys
+    assert optimizer.state_dict()["param_groups"] == state["param_groups"]
+    assert optimizer.state_dict()["state"].keys() == state["state"].keys()
+    assert np.array_equal(grower.network.table.stage, table.stage)
+    assert grower.network.germinations.tolist() == [0]
+
+
+def test_the_rollback_that_is_too_many_leaves_sound_books() -> None:
+    loop = Loop("all_at_start", growth=GrowthConfig(governor=GovernorSettings(max_rollbacks=0)))
+    for _ in range(2):
+        loop.epoch()
+    assert loop.model.seeds
+    with pytest.raises(DivergedError, match="is infinite or not a number"):
+        loop.epoch(lambda _: math.nan)
+    assert loop.model.seeds == {}
+    assert not loop.grower.network.table.owning.any()
+    loop.epoch()

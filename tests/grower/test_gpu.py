@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import esper
 from esper.growth.persist import plant_structure
-from factories import RINGS, SLOTS, make_data, make_host
+from factories import CLASSES, RESNET, RINGS, SLOTS, make_data, make_host, numbers
 from gpu import CPU, GPU, needs_gpu
 
 EPOCHS = 24
@@ -88,3 +88,22 @@ def test_it_goes_on_there_or_elsewhere(place: str) -> None:
         assert (found.op, found.slot, found.blueprint) == (expected.op, expected.slot, expected.blueprint)
     assert other.model.seeds, "the test means to go on with modules that grew"
     torch.testing.assert_close(other.model(other.inputs).cpu(), whole.model(whole.inputs).cpu(), rtol=1e-4, atol=1e-5)
+
+
+@needs_gpu
+def test_training_waits_for_no_device() -> None:
+    images = numbers(3, 8, 8).cuda()
+    model = esper.attach(RESNET.network().cuda(), RESNET.places, images)
+    optimizer = torch.optim.AdamW(model.parameter_groups(lr=0.01))
+    esper.Grower(model, optimizer, controller="heuristic", evaluate=lambda one: (1.0, 0.5), classes=CLASSES)
+    for grown in (False, True):
+        if grown:
+            model.slots["layer1"].germinate("conv3x3", alpha=0.5)
+        for step in range(3):
+            torch.cuda.set_sync_debug_mode("error" if step else "default")  # the first step chooses kernels
+            try:
+                optimizer.zero_grad()
+                model(images).square().mean().backward()
+                optimizer.step()
+            finally:
+                torch.cuda.set_sync_debug_mode("default")

@@ -1,8 +1,9 @@
-"""What training and measuring take, counted by hand; and growth that ends when its budget is spent."""
+"""What training and measuring take, counted by hand; growth that ends with its budget, and branches with their own."""
 
 import copy
 import pickle
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -12,14 +13,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.checkpoint import checkpoint
 
 import esper
-from esper.control.rules import Never
-from esper.errors import ConfigError
-from esper.grower.spending import Spending, branch
+from esper.control.rules import Never, Planting, Schedule
+from esper.errors import ConfigError, SlotError
+from esper.grower.spending import Spending, branch, warmup_stable_decay
 from esper.growth.model import GrowingModel
-from factories import Decomposed
+from factories import HELD, Decomposed, make_data, make_growing, validate
 
 WIDTH, CLASSES, EXAMPLES = 6, 3, 10
 HOST = 2 * (4 * WIDTH + WIDTH * CLASSES)
@@ -163,23 +165,6 @@ def test_backward_passes_of_branches_pickles_and_copies_are_their_own() -> None:
     assert total.flops == EXAMPLES * 6 * HOST
 
 
-def test_a_loop_in_evaluation_mode_ends_with_its_budget() -> None:
-    model = attached()
-    grower, optimizer = grower_of(model, Never(), training_flops=5 * EXAMPLES * 4 * HOST)
-    steps = 0
-    while not grower.finished and steps < 20:
-        grower.step(train_loss=train(model, optimizer, training=False))
-        steps += 1
-    assert steps == 5
-
-
-def test_passes_of_copies_are_their_own() -> None:
-    model = attached()
-    spending = Spending(model)
-    copy.deepcopy(model)(inputs())
-    assert spending.flops == 0
-
-
 def test_longer_inputs_take_more() -> None:
     tokens = nn.Sequential(nn.Linear(4, WIDTH), nn.ReLU())
     model = esper.attach(tokens, {"1": ["norm"]}, torch.randn(2, 5, 4)).eval()
@@ -201,8 +186,8 @@ def grower_of(model: GrowingModel, controller: Any = "look", **options: Any) -> 
     ), optimizer
 
 
-def train(model: GrowingModel, optimizer: torch.optim.Optimizer, *, training: bool = True) -> float:
-    model.train(training)
+def train(model: GrowingModel, optimizer: torch.optim.Optimizer) -> float:
+    model.train()
     optimizer.zero_grad()
     loss = F.cross_entropy(model(inputs()), torch.arange(EXAMPLES) % CLASSES)
     loss.backward()
@@ -272,13 +257,6 @@ def test_what_cannot_be_counted_is_no_budget() -> None:
         _ = grower.spending.flops
 
 
-@pytest.mark.parametrize("name", ["training_flops", "seconds"])
-@pytest.mark.parametrize("wrong", [0, -1, float("nan"), float("inf"), "much"])
-def test_no_budget_is_refused(name: str, wrong: object) -> None:
-    with pytest.raises(ConfigError, match=f"{name} is"):
-        grower_of(attached(), Never(), **{name: wrong})
-
-
 def test_one_beside_another_leaves_it_counting() -> None:
     model = esper.attach(host(), {"1": ["mlp"]}, inputs(2))
     first = Spending(model, 1e9)
@@ -298,6 +276,7 @@ def test_one_beside_another_leaves_it_counting() -> None:
     [
         ({"training_flops": 0}, "give a number of FLOPs above 0"),
         ({"seconds": -1}, "give a number of seconds above 0"),
+        ({"seconds": float("nan")}, "give a number of seconds above 0"),
         ({"counted_in": 3.0}, "counted_in is a float, 3.0: give an esper.grower.spending.Spending"),
         ({"model": torch.nn.Linear(1, 1)}, "give the model that esper.attach returned"),
     ],
@@ -305,3 +284,115 @@ def test_one_beside_another_leaves_it_counting() -> None:
 def test_what_limits_nothing_is_refused(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         Spending(**{"model": esper.attach(host(), {"1": ["mlp"]}, inputs(2)), **arguments})
+
+
+def learn(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 3) -> list[float]:
+    inputs, labels = make_data()
+    losses: list[float] = []
+    model.train()
+    for _ in range(steps):
+        loss = F.cross_entropy(model(inputs), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def grown() -> tuple[esper.GrowingModel, torch.optim.Optimizer]:
+    model = make_growing()
+    optimizer = torch.optim.AdamW(model.parameter_groups(lr=0.01))
+    model.link(optimizer)
+    model.slots["0"].germinate("mlp", alpha=1.0)
+    learn(model, optimizer)
+    return model, optimizer
+
+
+def test_a_branch_goes_on_as_the_model_would_and_leaves_it_as_it_is() -> None:
+    model, optimizer = grown()
+    before = copy.deepcopy(model.state_dict())
+    rung = branch(model, optimizer)
+    went = learn(rung.model, rung.optimizer)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert went == learn(model, optimizer), "moments included"
+
+
+def test_model_and_branch_grow_by_themselves_without_a_warning() -> None:
+    model, optimizer = grown()
+    rung = branch(model, optimizer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rung.model.slots["2"].germinate("mlp", alpha=1.0)
+        model.slots["0"].remove()
+        learn(rung.model, rung.optimizer)
+        learn(model, optimizer)
+    assert (set(rung.model.seeds), set(model.seeds)) == ({"0", "2"}, set())
+    inputs, _ = make_data()
+    plain = rung.model.eval().finalize()
+    torch.testing.assert_close(plain(inputs), rung.model(inputs))
+
+
+def test_a_branch_is_trained_to_its_end_within_a_budget_that_the_growth_pays() -> None:
+    model = make_growing()
+    optimizer = torch.optim.AdamW(model.parameter_groups(lr=0.01))
+    plan = Schedule([Planting(0, 0, 0)], horizon=10, keep_after=1000)
+    grower = esper.Grower(model, optimizer, controller=plan, evaluate=validate, rules=HELD, classes=3, horizon=10)
+    LambdaLR(optimizer, lambda _: 0.5)  # the schedule of the main line, here that it stands still
+    for _ in range(2):
+        (loss,) = learn(model, optimizer, 1)
+        grower.step(train_loss=loss)
+    before = grower.spending.flops
+    rung = branch(model, optimizer, training_flops=1e6, counted_in=grower.spending)
+    assert rung.optimizer.param_groups[0]["lr"] == 0.005
+    decay = LambdaLR(rung.optimizer, lambda _: 0.5 * warmup_stable_decay(rung.spending.share, warmup=0, decay=1))
+    while rung.spending.share < 1:
+        learn(rung.model, rung.optimizer, 1)
+        decay.step()
+    assert rung.spending.flops >= 1e6
+    assert grower.spending.flops == pytest.approx(before + rung.spending.flops)
+    assert rung.optimizer.param_groups[0]["lr"] == 0
+    assert optimizer.param_groups[0]["lr"] == 0.005
+    (loss,) = learn(model, optimizer, 1)
+    grower.step(train_loss=loss)
+
+
+def test_a_branch_may_be_finished_by_a_grower_of_its_own() -> None:
+    model, optimizer = grown()
+    model.slots["0"].fossilize()
+    rung = branch(model, optimizer)
+    grower = esper.Grower(rung.model, rung.optimizer, controller="none", evaluate=validate, classes=3)
+    (loss,) = learn(rung.model, rung.optimizer, 1)
+    grower.step(train_loss=loss)
+    assert rung.model.slots["0"].seed is not None
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"model": nn.Linear(2, 2)}, ConfigError, "give the model that esper.attach returned"),
+        ({"training_flops": 0}, ConfigError, "give a number of FLOPs above 0"),
+        ({"counted_in": 3.0}, ConfigError, "give an esper.grower.spending.Spending"),
+        ({"optimizer": torch.optim.SGD(nn.Linear(4, 8).parameters())}, SlotError, "no parameter group for slot"),
+    ],
+)
+def test_what_cannot_branch_is_refused(options: dict[str, Any], error: type[Exception], words: str) -> None:
+    model, optimizer = grown()
+    with pytest.raises(error, match=words):
+        branch(**{"model": model, "optimizer": optimizer, **options})
+
+
+def test_a_branch_of_a_compiled_model_is_counted() -> None:
+    model, optimizer = grown()
+    model.compile(backend="eager")
+    learn(model, optimizer, 1)
+    rung = branch(model, optimizer, training_flops=1e6)
+    learn(rung.model, rung.optimizer, 1)
+    assert rung.spending.share > 0
+
+
+def test_spending_is_handed_on() -> None:
+    model = make_growing()
+    whole, part = Spending(make_growing()), Spending(model)
+    counted = Spending(model, counted_in=whole)
+    counted.add(5.0)
+    assert (whole.flops, counted.flops, part.flops) == (5.0, 5.0, 0.0)

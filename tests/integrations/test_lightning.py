@@ -19,7 +19,7 @@ from esper.engine.engine import GrowthConfig
 from esper.errors import CheckpointError, ConfigError, DivergedError, SlotError
 from esper.growth.persist import describe_structure
 from esper.lifecycle.table import Stage
-from factories import HELD, SLOTS, make_data, make_growing, make_host, remembered, validate
+from factories import HELD, make_data, make_growing, make_host, remembered, validate
 from ladders.small import WIDTH, Decoder, compute_loss, evaluate, tokens
 
 lightning = pytest.importorskip("lightning.pytorch")
@@ -57,64 +57,59 @@ def callback(
     return kind(evaluate, **{"controller": "all_at_start", "horizon": 2 * EPOCHS, **options})
 
 
+def make_trainer(epochs: int, *callbacks: Any, **options: Any) -> Any:
+    settings = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    return lightning.Trainer(max_epochs=epochs, callbacks=list(callbacks), **{**settings, **options})
+
+
 def fit(
     folder: Path,
-    module: Classifier,
+    module: Any,
     growth: LightningGrower,
-    epochs: int,
+    epochs: int = 2 * EPOCHS,
     resume: Path | None = None,
     others: Sequence[Any] = (),
     **options: Any,
 ) -> Any:
     """Two minibatches per epoch."""
     checkpoint = lightning.callbacks.ModelCheckpoint(dirpath=folder, filename="last", enable_version_counter=False)
+    logger = lightning.loggers.CSVLogger(folder)
+    settings = {"gradient_clip_val": 1.0, "logger": logger, "log_every_n_steps": 1, **options}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        trainer = lightning.Trainer(
-            max_epochs=epochs,
-            accelerator="cpu",
-            **{"gradient_clip_val": 1.0, **options},
-            logger=lightning.loggers.CSVLogger(folder),
-            callbacks=[growth, *others, checkpoint],
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            log_every_n_steps=1,
-        )
-        trainer.fit(module, DataLoader(TensorDataset(*make_data()), batch_size=48), ckpt_path=resume)
+        trainer = make_trainer(epochs, growth, *others, checkpoint, **settings)
+        trainer.fit(module, minibatches(), ckpt_path=resume)
     return trainer
 
 
-def test_a_resumed_fit_equals_one_that_was_never_cut(tmp_path: Path):
-    whole, growth = Classifier(), callback()
-    trainer = fit(tmp_path / "whole", whole, growth, 2 * EPOCHS)
+def minibatches() -> DataLoader[Any]:
+    return DataLoader(TensorDataset(*make_data()), batch_size=48)
 
-    fit(tmp_path / "half", Classifier(), callback(), EPOCHS)
-    resumed, late = Classifier(seed=5), callback()
-    again = fit(tmp_path / "half", resumed, late, 2 * EPOCHS, tmp_path / "half" / "last.ckpt")
+
+def assert_equal(module: nn.Module, other: nn.Module) -> None:
+    for mine, theirs in zip(module.parameters(), other.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_resumed_fit_equals_one_that_was_never_cut(tmp_path: Path, frozen: bool):
+    whole, growth = Classifier(frozen=frozen), callback()
+    trainer = fit(tmp_path / "whole", whole, growth)
+    fit(tmp_path / "half", Classifier(frozen=frozen), callback(), EPOCHS)
+    resumed, late = Classifier(frozen=frozen, seed=0 if frozen else 5), callback()
+    again = fit(tmp_path / "half", resumed, late, resume=tmp_path / "half" / "last.ckpt")
 
     assert describe_structure(resumed.model) == describe_structure(whole.model) != {}
     assert late.grower.decisions == growth.grower.decisions == 2 * EPOCHS
     assert torch.equal(remembered(late.grower), remembered(growth.grower))
-    for mine, theirs in zip(resumed.parameters(), whole.parameters(), strict=True):
-        assert torch.equal(mine, theirs)
-    assert again.optimizers[0].param_groups[1]["lr"] == trainer.optimizers[0].param_groups[0]["lr"]
-
-
-def test_a_frozen_host_stays_as_it_was_and_resumes(tmp_path: Path):
-    whole = Classifier(frozen=True)
-    fit(tmp_path / "whole", whole, callback(), 2 * EPOCHS)
-    fit(tmp_path / "half", Classifier(frozen=True), callback(), EPOCHS)
-    resumed = Classifier(frozen=True)
-    fit(tmp_path / "half", resumed, callback(), 2 * EPOCHS, tmp_path / "half" / "last.ckpt")
-
-    assert describe_structure(resumed.model) == describe_structure(whole.model) != {}
-    for mine, theirs in zip(resumed.parameters(), whole.parameters(), strict=True):
-        assert torch.equal(mine, theirs)
-    points, untouched = make_data(16, seed=1)[0], make_host(0)
-    with whole.model.without_growth():
-        assert torch.equal(whole.model.eval()(points), untouched(points))
-    assert not torch.equal(whole.model(points), untouched(points))
-    assert torch.equal(whole.model.finalize()(points), whole.model(points))
+    assert_equal(resumed, whole)
+    assert again.optimizers[0].param_groups[-1]["lr"] == trainer.optimizers[0].param_groups[0]["lr"]
+    if frozen:
+        points, untouched = make_data(16, seed=1)[0], make_host(0)
+        with whole.model.without_growth():
+            assert torch.equal(whole.model.eval()(points), untouched(points))
+        assert not torch.equal(whole.model(points), untouched(points))
+        assert torch.equal(whole.model.finalize()(points), whole.model(points))
 
 
 class Endless(LightningGrower):
@@ -124,7 +119,7 @@ class Endless(LightningGrower):
         pass
 
 
-def test_what_is_unfinished_is_judged_at_the_end_and_a_resumed_fit_goes_on_from_before(tmp_path: Path):
+def test_what_is_unfinished_is_decided_on_at_the_end_and_a_resumed_fit_goes_on_from_before(tmp_path: Path):
     module, growth = Classifier(), callback(horizon=20)
     fit(tmp_path / "stopped", module, growth, EPOCHS)
     assert set(growth.grower.network.table.stage[0].tolist()) <= {Stage.FOSSILIZED, Stage.PRUNED}
@@ -134,12 +129,10 @@ def test_what_is_unfinished_is_judged_at_the_end_and_a_resumed_fit_goes_on_from_
         plain = module.model.finalize()
     assert validate(plain) == pytest.approx(validate(module.model))
 
-    whole, usual = Classifier(), callback(horizon=20)
-    fit(tmp_path / "whole", whole, usual, 2 * EPOCHS)
-    resumed, late = Classifier(seed=5), callback(horizon=20)
-    fit(tmp_path / "stopped", resumed, late, 2 * EPOCHS, tmp_path / "stopped" / "last.ckpt")
-    for mine, theirs in zip(resumed.parameters(), whole.parameters(), strict=True):
-        assert torch.equal(mine, theirs)
+    whole, resumed = Classifier(), Classifier(seed=5)
+    fit(tmp_path / "whole", whole, callback(horizon=20))
+    fit(tmp_path / "stopped", resumed, callback(horizon=20), resume=tmp_path / "stopped" / "last.ckpt")
+    assert_equal(resumed, whole)
 
 
 def test_decisions_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture):
@@ -157,31 +150,16 @@ def test_decisions_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture):
 
 
 class Spoiled(Classifier):
-    """Something is wrong with it, from the start or from the fourth epoch on."""
-
-    def __init__(self, way: str) -> None:
-        super().__init__()
-        self._way = way
+    """Its loss is not a number from the fourth epoch on."""
 
     def training_step(self, batch: tuple[Tensor, Tensor], index: int) -> Tensor:
-        late = self.current_epoch >= 3
-        if late and self._way == "weights":
-            with torch.no_grad():
-                self.model.host[2].weight.mul_(1e30)
-        loss = super().training_step(batch, index)
-        return loss * math.nan if late and self._way == "loss" else loss
-
-    def configure_optimizers(self) -> Any:
-        groups = self.model.parameter_groups(lr=1e3)
-        return torch.optim.Adam(groups) if self._way == "rate" else super().configure_optimizers()
+        return super().training_step(batch, index) * (math.nan if self.current_epoch >= 3 else 1.0)
 
 
-@pytest.mark.parametrize("measure", [validate, lambda model: validate(model)[0]], ids=["accuracy", "loss"])
-@pytest.mark.parametrize("way", ["loss", "weights", "rate"])
-def test_training_that_blows_up_is_undone(tmp_path: Path, way: str, measure: Any):
-    growth = LightningGrower(measure, controller="all_at_start", horizon=20, classes=3)
+def test_training_that_blows_up_is_undone(tmp_path: Path):
+    growth = callback(horizon=20)
     with contextlib.suppress(DivergedError):
-        fit(tmp_path, Spoiled(way), growth, 20)
+        fit(tmp_path, Spoiled(), growth, 20)
     assert growth.grower.engine.governor.rollbacks
     assert all(bool(parameter.isfinite().all()) for parameter in growth.grower.model.parameters())
     assert not any(seed.fossilized for seed in growth.grower.model.seeds.values())
@@ -233,8 +211,7 @@ def test_forks_learn_without_a_line_of_the_users_and_nobody_else_notices(tmp_pat
         fit(tmp_path / name, modules[-1], growths[-1], 2 * EPOCHS, **options)
     bare, weighed = modules
     assert growths[1].grower.backend.forks.forks.keys() == set(weighed.model.slots)
-    for mine, theirs in zip(weighed.parameters(), bare.parameters(), strict=True):
-        assert torch.equal(mine, theirs)
+    assert_equal(weighed, bare)
     assert weighed.logged == bare.logged
     assert weighed.seen == bare.seen
 
@@ -271,30 +248,17 @@ class Validated(Classifier):
         self.then[self.current_epoch] = (describe_structure(self.model), self.model(batch[0]).clone())
 
 
-def validated(folder: Path, *callbacks: Any, epochs: int = 2 * EPOCHS, module: Validated | None = None) -> Any:
-    module = Validated() if module is None else module
+def validated(*callbacks: Any, **options: Any) -> Validated:
+    module, points = Validated(), DataLoader(TensorDataset(*make_data(16, seed=2)), batch_size=16)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        trainer = lightning.Trainer(
-            max_epochs=epochs,
-            accelerator="cpu",
-            logger=False,
-            default_root_dir=folder,
-            callbacks=list(callbacks),
-            enable_progress_bar=False,
-            enable_model_summary=False,
-        )
-        trainer.fit(
-            module,
-            DataLoader(TensorDataset(*make_data()), batch_size=48),
-            DataLoader(TensorDataset(*make_data(16, seed=2)), batch_size=16),
-        )
-    return trainer, module
+        make_trainer(2 * EPOCHS, *callbacks, **options).fit(module, minibatches(), points)
+    return module
 
 
 def test_the_best_checkpoint_holds_what_had_grown_by_then(tmp_path: Path):
     kept = lightning.callbacks.ModelCheckpoint(dirpath=tmp_path, monitor="val_loss")
-    _, module = validated(tmp_path, callback(), kept)
+    module = validated(callback(), kept)
     planted, outputs = module.then[module.best]
     assert planted != describe_structure(module.model), "growth went on"
     again = Validated(seed=5)
@@ -305,20 +269,11 @@ def test_the_best_checkpoint_holds_what_had_grown_by_then(tmp_path: Path):
     assert torch.equal(again.eval().model(make_data(16, seed=2)[0]), outputs)
 
 
-def test_a_trainer_that_stops_early_leaves_what_has_grown(tmp_path: Path):
-    stopping = lightning.callbacks.EarlyStopping("val_loss", patience=1)
-    growth = callback()
-    trainer, module = validated(tmp_path, growth, stopping)
-    assert trainer.current_epoch == module.best + 2
-    assert growth.grower.decisions == trainer.current_epoch
-    assert module.model.seeds
-
-
 @pytest.mark.parametrize("first", [True, False], ids=["before", "after"])
 def test_a_copy_that_cannot_grow_is_refused(tmp_path: Path, first: bool):
     both = [lightning.callbacks.StochasticWeightAveraging(swa_lrs=1e-3, swa_epoch_start=2), callback()]
     with pytest.raises(ConfigError, match="keeps a copy"):
-        validated(tmp_path, *(both if first else both[::-1]))
+        validated(*(both if first else both[::-1]), default_root_dir=tmp_path)
 
 
 def test_what_cannot_grow_is_refused(tmp_path: Path):
@@ -338,47 +293,20 @@ def test_an_average_of_the_weights_grows_and_resumes_with_the_model(tmp_path: Pa
     whole, bare = Classifier(), Classifier()
     fit(tmp_path / "whole", whole, callback(), 2 * EPOCHS, others=[average()])
     fit(tmp_path / "bare", bare, callback(), 2 * EPOCHS)
-    assert (
-        describe_structure(whole.model) == describe_structure(bare.model) != {}
-    )  # training is the same, what is left is the average
+    # Training is the same, what is left is the average.
+    assert describe_structure(whole.model) == describe_structure(bare.model) != {}
     assert not all(torch.equal(*pair) for pair in zip(whole.parameters(), bare.parameters(), strict=True))
 
     fit(tmp_path / "half", Classifier(), callback(), EPOCHS, others=[average()])
     resumed = Classifier(seed=5)
-    fit(tmp_path / "half", resumed, callback(), 2 * EPOCHS, tmp_path / "half" / "last.ckpt", others=[average()])
-    for mine, theirs in zip(resumed.parameters(), whole.parameters(), strict=True):
-        assert torch.equal(mine, theirs)
+    fit(tmp_path / "half", resumed, callback(), resume=tmp_path / "half" / "last.ckpt", others=[average()])
+    assert_equal(resumed, whole)
 
 
-def test_an_average_before_the_grower_is_refused(tmp_path: Path):
-    module, growth = Classifier(), callback()
-    trainer = lightning.Trainer(max_epochs=1, accelerator="cpu", logger=False, callbacks=[average(), growth])
+def test_an_average_before_the_grower_is_refused():
+    trainer = make_trainer(1, average(), callback())
     with pytest.raises(ConfigError, match=r"^EMAWeightAveraging comes before LightningGrower .*: put Lightning"):
-        trainer.fit(module, DataLoader(TensorDataset(*make_data()), batch_size=48))
-
-
-class CompiledBefore(Classifier):
-    """Trains through a handle that was compiled before slots were attached."""
-
-    def __init__(self) -> None:
-        super().__init__(slots=False)
-        self.handle = [torch.compile(self.model, backend="eager")]  # in a list, or it would be a submodule
-        self.handle[0](make_data()[0][:48])  # as many as in a minibatch, or it would be compiled anew
-        self.model = esper.attach(self.model, SLOTS, make_data()[0][:2])
-
-    def training_step(self, batch: tuple[Tensor, Tensor], index: int) -> Tensor:
-        return F.cross_entropy(self.handle[0](batch[0]), batch[1])
-
-
-def test_a_seed_that_no_gradient_reaches_is_warned_of_and_not_kept(tmp_path: Path):
-    module, growth = CompiledBefore(), callback(Endless)
-    trainer = lightning.Trainer(
-        max_epochs=2 * EPOCHS, accelerator="cpu", logger=False, default_root_dir=tmp_path, callbacks=[growth]
-    )
-    with pytest.warns(UserWarning, match="no gradient has reached it"):
-        trainer.fit(module, DataLoader(TensorDataset(*make_data()), batch_size=48))
-    assert module.model.seeds
-    assert not any(seed.fossilized for seed in module.model.seeds.values())
+        trainer.fit(Classifier(), minibatches())
 
 
 class Finetuned(Classifier):
@@ -423,17 +351,11 @@ def test_a_fit_with_a_finetuning_callback_resumes_with_live_seeds(finetuning: An
         checkpoint = lightning.callbacks.ModelCheckpoint(
             dirpath=tmp_path / folder, filename="last", enable_version_counter=False
         )
-        trainer = lightning.Trainer(
-            max_epochs=epochs,
-            accelerator="cpu",
-            logger=False,
-            callbacks=[*([other, growth] if first else [growth, other]), checkpoint],
-            enable_progress_bar=False,
-            enable_model_summary=False,
-        )
+        both = [other, growth] if first else [growth, other]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            trainer.fit(module, DataLoader(TensorDataset(*make_data()), batch_size=48), ckpt_path=resume)
+            trainer = make_trainer(epochs, *both, checkpoint)
+            trainer.fit(module, minibatches(), ckpt_path=resume)
         return growth, trainer
 
     whole = Finetuned()
@@ -450,8 +372,7 @@ def test_a_fit_with_a_finetuning_callback_resumes_with_live_seeds(finetuning: An
     groups, expected = other.optimizers[0].param_groups, trainer.optimizers[0].param_groups
     assert [len(group["params"]) for group in groups] == [len(group["params"]) for group in expected]
     if finetuning is not FINETUNING["unfreezing_before"]:  # Lightning unfreezes nothing again when it resumes
-        for mine, theirs in zip(again.parameters(), whole.parameters(), strict=True):
-            assert torch.equal(mine, theirs)
+        assert_equal(again, whole)
 
 
 class Language(lightning.LightningModule):
@@ -494,15 +415,7 @@ def climb(
     checkpoints = lightning.callbacks.ModelCheckpoint(
         folder, filename="{step}", every_n_train_steps=5, save_top_k=-1, enable_version_counter=False
     )
-    trainer = lightning.Trainer(
-        max_epochs=-1,
-        accelerator="cpu",
-        logger=False,
-        callbacks=[ladder, End(last), checkpoints],
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        **options,
-    )
+    trainer = make_trainer(-1, ladder, End(last), checkpoints, **options)
     trainer.fit(make_module(), DataLoader(TensorDataset(tokens(40)), batch_size=8), ckpt_path=resume)
     return ladder.training.result, trainer
 
@@ -591,7 +504,7 @@ def test_a_module_without_the_network_or_with_several_optimizers_has_no_ladder(t
 
     def refuse(module: Any, message: str, **options: Any) -> None:
         ladder = LightningLadder(tokens(8), depths=[1, 2], steps=10, folder=tmp_path, **options)
-        trainer = lightning.Trainer(callbacks=[ladder], accelerator="cpu", logger=False, enable_progress_bar=False)
+        trainer = make_trainer(1, ladder)
         with pytest.raises(ConfigError, match=message):
             trainer.fit(module, DataLoader(TensorDataset(tokens(40)), batch_size=8))
 
