@@ -99,13 +99,13 @@ class SeedlessFork:
         self._buffers: dict[str, Tensor] = {}
         # Copied without state and groups, which come with the parameters and at each step.
         memo: dict[int, Any] = {id(optimizer.state): defaultdict(dict), id(optimizer.param_groups): []}
-        self._optimizer = copy.deepcopy(optimizer, memo)
+        self.optimizer = copy.deepcopy(optimizer, memo)
 
     @torch.no_grad()
     def update(self, modules: Sequence[nn.Module]) -> None:
         """Copy what is new in the ``modules`` that count in the model now, and drop what is gone."""
         previous, self._parameters = self._parameters, {}
-        state = self._optimizer.state
+        state = self.optimizer.state
         for parameter in (parameter for module in modules for parameter in module.parameters()):
             if parameter in previous:
                 self._parameters[parameter] = previous[parameter]
@@ -164,22 +164,21 @@ class SeedlessFork:
         for parameter in self._parameters.values():
             parameter.grad = None
 
-    def step(self) -> None:
-        """Step the optimizer, with the groups and hyperparameters that the model's has now."""
-        self._optimizer.param_groups[:] = [
+    def sync_optimizer(self) -> None:
+        """Copy groups and hyperparameters of the model's optimizer."""
+        self.optimizer.param_groups[:] = [
             {**group, "params": [self._parameters[key] for key in group["params"] if key in self._parameters]}
             for group in self._model_optimizer.param_groups
         ]
-        self._optimizer.step()
 
     def state_dict(self) -> dict[str, Any]:
         """Parameters, buffers and moments of the fork, as plain values."""
-        parameters, state = self._name_parameters(), self._optimizer.state
+        parameters, state = self._name_parameters(), self.optimizer.state
         return to_plain(
             {
                 "values": {**parameters, **self._buffers},
                 "moments": {name: state[parameter] for name, parameter in parameters.items() if parameter in state},
-                "optimizer": type(self._optimizer).__name__,
+                "optimizer": type(self.optimizer).__name__,
             }
         )
 
@@ -191,13 +190,13 @@ class SeedlessFork:
         for name, saved in from_plain(values, state["values"], "the state of a fork").items():
             values[name].copy_(saved)
         # Moments of another optimizer mean nothing to this one.
-        is_same = state["optimizer"] == type(self._optimizer).__name__
+        is_same = state["optimizer"] == type(self.optimizer).__name__
         moments: Mapping[str, Any] = state["moments"] if is_same else {}
-        present = dict(self._optimizer.state)
-        self._optimizer.state.clear()
+        present = dict(self.optimizer.state)
+        self.optimizer.state.clear()
         for name, kept in moments.items():
             parameter = parameters[name]
-            self._optimizer.state[parameter] = place_moments(kept, parameter, present.get(parameter, {}))
+            self.optimizer.state[parameter] = place_moments(kept, parameter, present.get(parameter, {}))
 
     def _name_parameters(self) -> dict[str, nn.Parameter]:
         """The fork's parameters by the names of the model's."""
@@ -225,8 +224,9 @@ class ForkTrainer:
         self._forks: dict[str, SeedlessFork] = {}
         self._minibatches = 0
         """Minibatches from which forks have learned since the last decision."""
-        # Before the step, since some optimizers count steps in their groups.
-        optimizer.register_step_pre_hook(self._step_forks)
+        # Groups before a step, in which some optimizers count; the step after it, in which some compute gradients.
+        optimizer.register_step_pre_hook(self._sync_forks)
+        optimizer.register_step_post_hook(self._step_forks)
 
     @property
     def forks(self) -> dict[str, SeedlessFork]:
@@ -310,9 +310,13 @@ class ForkTrainer:
                 stacklevel=_CALLER,
             )
 
+    def _sync_forks(self, *_: Any) -> None:
+        for fork in self.forks.values():
+            fork.sync_optimizer()
+
     @torch.no_grad()
     def _step_forks(self, *_: Any) -> None:
-        """Before a step of the model's optimizer: average the gradients of forks over processes, and step theirs."""
+        """Average the gradients of forks over processes, and step their optimizers."""
         forks = self.forks
         if forks and not any(fork.learned for fork in forks.values()):
             raise ConfigError(
@@ -325,7 +329,7 @@ class ForkTrainer:
             # A gradient scaler skips steps with gradients that are not finite.
             gradients = [parameter.grad for parameter in fork.learned if parameter.grad is not None]
             if not self._scaler.is_enabled() or all(bool(gradient.isfinite().all()) for gradient in gradients):
-                fork.step()
+                fork.optimizer.step()
             fork.zero_gradients()
 
     def state_dict(self) -> dict[str, Any]:
