@@ -20,11 +20,8 @@ import esper
 from esper import Decision, GrowerConfig, attach
 from esper.cli import main
 from esper.errors import ConfigError, DivergedError, EsperError, RunError
-from esper.grower.decision import Change, Ending
 from esper.lifecycle.actions import Op
-from esper.lifecycle.rules import Reason
-from esper.lifecycle.table import SeedRating, Stage
-from esper.lifecycle.transitions import Cause
+from esper.lifecycle.table import Stage
 from esper.numerics.devices import describe_platform
 from esper.runs.events import (
     Event,
@@ -290,34 +287,25 @@ def test_a_loop_that_stops_early_says_so(tmp_path: Path):
     Loop("none").grower.close()
 
 
-def test_what_becomes_of_unfinished_seeds_at_the_end_is_told(tmp_path: Path):
-    loop = Loop("all_at_start", run=tmp_path / "run")
-    train(loop, 3)
-    rating = SeedRating(0.25, 0.03, 0.1, 0.125, None, None, None)
-    kept = Change("0", Stage.BLENDING, Stage.FOSSILIZED, "norm", Cause.FOSSILIZE, Reason.NO_GATE, rating)
-    (recorder,) = loop.grower.callbacks
-    recorder.on_finish(loop.grower, Ending((kept,), {"0": 0.25}))
+def test_what_becomes_of_unfinished_seeds_at_the_end_is_recorded(tmp_path: Path):
+    loop = Loop("all_at_start", run=tmp_path / "run", rent=0.01)
+    train(loop, 4)
+    ending, slots = loop.grower.finish(), list(loop.model.slots)
     assert state(tmp_path / "run") is RunState.FINISHED
-    assert events(tmp_path / "run", LifecycleTransition)[-1] == LifecycleTransition(
-        iteration=3,
-        episode=1,
-        environment=0,
-        step=2,
-        slot=0,
-        before="blending",
-        after="fossilized",
-        blueprint="norm",
-        cause="fossilize",
-        reason="no_gate",
-        contribution=0.25,
-        error=0.03,
-        price=0.1,
-        threshold=0.125,
-    )
+    found = [one for one in events(tmp_path / "run", LifecycleTransition) if one.cause == "finish"]
+    assert [(one.iteration, one.step, slots[one.slot], one.before, one.after, one.blueprint) for one in found] == [
+        (4, 3, one.slot, one.before.name.lower(), one.after.name.lower(), one.blueprint) for one in ending.changes
+    ]
+    for event, change in zip(found, ending.changes, strict=True):
+        assert change.rating is not None
+        assert event.contribution == ending.contributions.get(change.slot)
+        assert (event.error, event.price) == (change.rating.error, change.rating.price)
+        assert (event.threshold, event.loss_gain) == (change.rating.threshold, change.rating.loss_gain)
+    assert any(event.contribution is not None for event in found)
     with RunReader.open(tmp_path / "run" / "run.db") as reader:
-        columns = "outcome, contribution, error, price, threshold"
-        rows = reader.rows(f"SELECT {columns} FROM seeds WHERE slot = 0")
-    assert rows == [("fossilized", 0.25, 0.03, 0.1, 0.125)]
+        rows = reader.rows("SELECT outcome, contribution, error, price, threshold FROM seeds WHERE slot = 0")
+    event = next(one for one in found if one.slot == 0)
+    assert rows == [(event.after, event.contribution, event.error, event.price, event.threshold)]
     train(loop, 1)
     assert state(tmp_path / "run") is RunState.RUNNING
 

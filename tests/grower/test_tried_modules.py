@@ -139,7 +139,7 @@ def test_a_resumed_grower_lists_what_was_tried_before(controller: str, saved_aft
 @pytest.mark.parametrize("damage", [{"modules": [{"slot": "0"}]}, {"modules": 3}, {"best": 1}])
 def test_a_damaged_list_is_refused(damage: dict[str, Any]) -> None:
     saved = begun("heuristic").saved()
-    saved["grower"]["memory"]["trials"] |= damage
+    saved["grower"]["memory"]["tried"] |= damage
     with pytest.raises(CheckpointError, match="tried modules in the grower's state is damaged"):
         Loop.resume(saved, "heuristic", **OPTIONS)
 
@@ -203,7 +203,7 @@ def looking(threshold: float) -> LookRule:
 def test_where_nothing_was_planted_it_names_the_best_candidate_and_the_threshold() -> None:
     loop = begun(looking(threshold=1.0))  # type: ignore[arg-type]
     play(loop)
-    best, ending = loop.grower.trials.best, str(loop.grower.finish())
+    best, ending = loop.grower.tried.best, str(loop.grower.finish())
     assert best is not None
     assert best.blueprint in loop.model.slots[best.slot].blueprints
     assert best.worth < best.threshold == 1.0
@@ -223,7 +223,7 @@ def test_the_best_candidate_survives_a_resumption() -> None:
     whole = begun(looking(threshold=1.0))  # type: ignore[arg-type]
     play(whole, 8)
     half = Loop.resume(whole.saved(), looking(threshold=1.0), **OPTIONS)  # type: ignore[arg-type]
-    assert half.grower.trials.best == whole.grower.trials.best
+    assert half.grower.tried.best == whole.grower.tried.best
 
 
 def test_where_nothing_should_grow_nothing_is_advised() -> None:

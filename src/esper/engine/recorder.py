@@ -13,10 +13,13 @@ from esper.engine.engine import GrowthEngine
 from esper.engine.governor import Trouble
 from esper.lifecycle.actions import Head, Op
 from esper.lifecycle.rules import GATES, Reason
-from esper.lifecycle.table import NO_BLUEPRINT, Stage
+from esper.lifecycle.table import NO_BLUEPRINT, SeedRating, Stage
 from esper.lifecycle.transitions import Cause, Transitions
-from esper.numerics.arrays import Bools, Int8s
+from esper.numerics.arrays import Bools, Floats, Int8s
 from esper.runs.events import GateChecked, LifecycleTransition, NetworkStep, RolledBack, StepTaken
+
+RATED = ("error", "price", "threshold", "loss_gain", "loss_error", "loss_threshold")
+"""The figures of a rating that an event of its slot has."""
 
 
 class DecisionRecorder:
@@ -50,12 +53,22 @@ class DecisionRecorder:
             passed = reason is Reason.PASSED
             yield GateChecked(**self._place(row), slot=slot, gate=gate, passed=passed, reason=reason.name.lower())
 
-    def record_transitions(self, changes: Transitions, running: Bools) -> Iterator[LifecycleTransition]:
-        """Changes of stage in the networks ``running [E]``, with the contributions known at the decision."""
-        contributions = self._engine.applied.contributions
+    def record_transitions(
+        self,
+        changes: Transitions,
+        running: Bools,
+        ratings: Sequence[SeedRating[float | None] | None] = (),
+        contributions: Floats | None = None,
+    ) -> Iterator[LifecycleTransition]:
+        """Changes of stage in the networks ``running [E]``, with the ratings that decided them, one for each, if any.
+
+        ``contributions [E, S]`` are those known at the decision, unless they are given.
+        """
+        contributions = self._engine.applied.contributions if contributions is None else contributions
         blueprints: list[int] = changes.blueprint.tolist()
         for index, blueprint in enumerate(blueprints):
             row, slot = int(changes.env[index]), int(changes.slot[index])
+            rating = ratings[index] if ratings else None
             if not running[row]:
                 continue  # cooldowns go on where an episode is over
             yield LifecycleTransition(
@@ -67,6 +80,7 @@ class DecisionRecorder:
                 cause=Cause(changes.cause[index]).name.lower(),
                 reason=Reason(changes.reason[index]).name.lower(),
                 contribution=replace_unmeasured([float(contributions[row, slot])])[0],
+                **({name: getattr(rating, name) for name in RATED} if rating is not None else {}),
             )
 
     def record_rollbacks(self, **own: float) -> Iterator[RolledBack]:

@@ -18,14 +18,14 @@ import numpy as np
 from esper.config.arguments import FilePath, check_arguments
 from esper.config.settings import Settings
 from esper.engine.engine import GrowthEngine
-from esper.engine.recorder import DecisionRecorder, replace_unmeasured
+from esper.engine.recorder import DecisionRecorder
 from esper.errors import ConfigError, RunError
 from esper.files import print_line, write_atomically
-from esper.grower.decision import Change, Decision, Ending
+from esper.grower.decision import Decision, Ending
 from esper.grower.evaluation import ModelEvaluation
 from esper.lifecycle.rules import GATES, Reason
 from esper.lifecycle.table import OWNING, Stage, format_signed
-from esper.lifecycle.transitions import Cause
+from esper.lifecycle.transitions import Cause, concatenate_transitions
 from esper.numerics.devices import describe_platform
 from esper.runs.events import (
     GateChecked,
@@ -98,8 +98,6 @@ _ID = "id"
 """Metadata that identify the run of a saved grower."""
 _SAME = ("slots", "blueprints")
 """Metadata that must be the same in a run and in the grower that continues it."""
-_FIGURES = ("error", "price", "threshold", "loss_gain", "loss_error", "loss_threshold")
-"""The figures of a `SeedRating` that an event of its slot has."""
 _EPISODE, _ENVIRONMENT = 1, 0
 """A run of a grower has one of each."""
 
@@ -145,11 +143,7 @@ class RunRecorder(GrowerCallback):
             self._open(grower)
 
     def on_resume(self, grower: Grower, state: dict[str, Any] | None) -> None:
-        """Continue the run that the grower was saved in.
-
-        Raises:
-            RunError: the folder holds another run, or fewer decisions than the saved state.
-        """
+        """Continue the run that the grower was saved in; another one, or fewer decisions, are refused."""
         decisions, saved_in = grower.decisions, None if state is None else state.get(_ID)
         present, recorded = self._find_run(grower)
         if recorded and saved_in != present:
@@ -164,11 +158,7 @@ class RunRecorder(GrowerCallback):
         self._open(grower)
 
     def on_step_start(self, grower: Grower) -> None:
-        """Refuse a decision that could not be recorded.
-
-        Raises:
-            RunError: this recorder may not write to the folder.
-        """
+        """Refuse a decision that could not be recorded."""
         self._require_open()
 
     def on_decision(self, grower: Grower, decision: Decision) -> None:
@@ -207,9 +197,11 @@ class RunRecorder(GrowerCallback):
                 "metric_after": decision.value,
             }
             store.append(encode_events(recorder.record_rollbacks(**own)))
-        store.append(encode_events(recorder.record_gates(np.ones(1, np.bool_))))
-        for change in decision.changes:
-            store.emit(_describe_change(change, grower, engine.applied.contributions[0, slots.index(change.slot)]))
+        everyone = np.ones(1, np.bool_)
+        store.append(encode_events(recorder.record_gates(everyone)))
+        changes = concatenate_transitions([engine.assessed.intervention.transitions, engine.applied.step.transitions])
+        ratings = [change.rating for change in decision.changes]
+        store.append(encode_events(recorder.record_transitions(changes, everyone, ratings)))
         owned = [Stage(stage) in OWNING for stage in engine.applied.stages[0].tolist()]
         figures = [grower.ratings[slot] if occupied else None for slot, occupied in zip(slots, owned, strict=True)]
         charge, table = grower.network.charge, grower.network.table
@@ -238,11 +230,12 @@ class RunRecorder(GrowerCallback):
         store, decisions = self._require_open(), grower.decisions
         finish = Cause.FINISH.name.lower()
         transitions = store.events(LifecycleTransition)
-        if not any(event.cause == finish and event.iteration == decisions for event in transitions):
-            for change in ending.changes:
-                store.emit(_describe_change(change, grower, ending.contributions.get(change.slot, math.nan)))
-            if ending.changes:
-                store.record_scalars(decisions, {_ADDED: grower.model.added_parameters})
+        if ending.changes and not any(each.cause == finish and each.iteration == decisions for each in transitions):
+            contributions = np.array([[ending.contributions.get(slot, math.nan) for slot in grower.model.slots]])
+            ratings, everyone = [change.rating for change in ending.changes], np.ones(1, np.bool_)
+            events = self._recorder.record_transitions(ending.transitions, everyone, ratings, contributions)
+            store.append(encode_events(events))
+            store.record_scalars(decisions, {_ADDED: grower.model.added_parameters})
             store.flush()
         if not self._ended:
             self._end_run(store, decisions)
@@ -379,21 +372,6 @@ def _close_silently(resources: ExitStack) -> None:
     """Close what a collected recorder held; whoever could not write has had the error."""
     with suppress(RunError):
         resources.close()
-
-
-def _describe_change(change: Change, grower: Grower, contribution: float) -> LifecycleTransition:
-    """The event of a slot's change of stage, with the figures by which its module was kept or pruned."""
-    return LifecycleTransition(
-        **_place(grower.engine),
-        slot=list(grower.model.slots).index(change.slot),
-        before=change.before.name.lower(),
-        after=change.after.name.lower(),
-        blueprint=change.blueprint,
-        cause=change.cause.name.lower(),
-        reason=change.reason.name.lower(),
-        contribution=replace_unmeasured([float(contribution)])[0],
-        **({} if change.rating is None else {name: getattr(change.rating, name) for name in _FIGURES}),
-    )
 
 
 def _place(engine: GrowthEngine, _row: int = 0) -> NetworkStep:

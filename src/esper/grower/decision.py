@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -41,7 +41,7 @@ class Change:
     """Blueprint of the module concerned; None in a cooldown."""
     cause: Cause
     reason: Reason
-    """Verdict of the gate before the new stage. It says whether the change is allowed, not whether it is useful."""
+    """Result of the gate before the new stage: whether the change is allowed, not whether it is useful."""
     rating: SeedRating[float | None] | None = None
     """The measurements that decided to keep or prune the module; None for other changes, and after a rollback."""
 
@@ -179,6 +179,8 @@ class Ending:
     """All modules ever planted, in order of planting, pruned ones included."""
     advice: tuple[str, ...] = ()
     """Sentences that suggest what to try next; empty if anything was kept."""
+    transitions: Transitions = field(default_factory=Transitions.none, repr=False, compare=False)
+    """The changes as arrays."""
 
     def __str__(self) -> str:
         return "\n".join(self.lines)
@@ -205,103 +207,91 @@ class BestCandidate:
 
 
 class TriedModules:
-    """Keeps every module that was planted with what became of it, and the best candidate."""
+    """Keeps every module that was planted with what became of it, in ``model.tried``, and the best candidate."""
 
-    def __init__(self) -> None:
-        self.modules: list[TriedModule] = []
-        """In the order in which they were planted."""
+    def __init__(self, model: GrowingModel, blueprints: Sequence[str]) -> None:
+        self._model, self._blueprints = model, blueprints
+        model.tried = ()
         self.best: BestCandidate | None = None
         """None if the controller does not rate candidates, or no promise was measured."""
 
     def list_pending(self) -> dict[str, SeedRating[float | None]]:
         """The figures by which modules are being pruned, by slot, while their alpha falls."""
-        modules = self.modules
-        return {one.slot: one.rating for one in modules if one.kept is None and one.rating is not None}
+        return {one.slot: one.rating for one in self._model.tried if one.kept is None and one.rating is not None}
 
-    def record(
-        self,
-        decision: Decision,
-        by: str,
-        model: GrowingModel,
-        rating: CandidateRating | None,
-        blueprints: Sequence[str],
-    ) -> None:
-        """Add what a decision ``by`` a controller or constraint planted, and settle what it kept or pruned.
-
-        The ``model`` is the one after it, and ``blueprints`` are those of the ``rating`` of candidates.
-        """
+    def record(self, decision: Decision, by: str, rating: CandidateRating | None) -> None:
+        """Add what a decision ``by`` a controller or constraint planted, and note what it kept or pruned."""
         if rating is not None:
             worth = rating.worth[0]
             place, blueprint = divmod(int(worth.argmax()), worth.shape[1])
             best = float(worth[place, blueprint])
             if math.isfinite(best) and (self.best is None or best > self.best.worth):
-                names = list(model.slots)[place], blueprints[blueprint]
+                names = list(self._model.slots)[place], self._blueprints[blueprint]
                 self.best = BestCandidate(*names, decision.number, best, rating.threshold)
         for change in decision.changes:
-            seed = model.slots[change.slot].seed
+            seed = self._model.slots[change.slot].seed
             if change.after is Stage.GERMINATED and change.blueprint is not None and seed is not None:
                 module = TriedModule(change.slot, change.blueprint, seed.parameter_count, decision.number)
-                self.modules.append(module)
-            self.settle((change,), decision.number, by)
+                self._model.tried = (*self._model.tried, module)
+            self.note_outcomes((change,), decision.number, by)
         # A module that is pruned slowly is gone some decisions later, but was decided on now.
-        place = None if decision.op is not Op.PRUNE or decision.slot is None else self._find_last(decision.slot)
-        if place is not None and self.modules[place].kept is None:
-            module = self.modules[place]
-            self.modules[place] = replace(module, decided=decision.number, by=by, rating=decision.rating)
+        module = None if decision.op is not Op.PRUNE or decision.slot is None else self._find_last(decision.slot)
+        if module is not None and module.kept is None:
+            self._replace(module, replace(module, decided=decision.number, by=by, rating=decision.rating))
 
-    def settle(self, changes: Sequence[Change], decision: int, by: str) -> None:
+    def note_outcomes(self, changes: Sequence[Change], decision: int, by: str) -> None:
         """Note which modules were kept and pruned, by these ``changes`` with or after a ``decision``."""
         causes = {Cause.TICK: "gate", Cause.ROLLBACK: "governor", Cause.FINISH: "finish"}
         for change in changes:
-            place = self._find_last(change.slot)
-            if change.after not in (Stage.FOSSILIZED, Stage.PRUNED) or place is None:
+            module = self._find_last(change.slot)
+            if change.after not in (Stage.FOSSILIZED, Stage.PRUNED) or module is None:
                 continue
-            module = self.modules[place]
+            outcome = replace(module, kept=change.after is Stage.FOSSILIZED)
             if module.decided is None or change.cause not in (Cause.TICK, Cause.FINISH):
-                by_cause = causes.get(change.cause, by)
-                module = replace(module, decided=decision, by=by_cause, rating=change.rating)
-            self.modules[place] = replace(module, kept=change.after is Stage.FOSSILIZED)
+                outcome = replace(outcome, decided=decision, by=causes.get(change.cause, by), rating=change.rating)
+            self._replace(module, outcome)
 
-    def _find_last(self, slot: str) -> int | None:
-        places = (place for place in reversed(range(len(self.modules))) if self.modules[place].slot == slot)
-        return next(places, None)
+    def _find_last(self, slot: str) -> TriedModule | None:
+        return next((module for module in reversed(self._model.tried) if module.slot == slot), None)
+
+    def _replace(self, former: TriedModule, module: TriedModule) -> None:
+        self._model.tried = tuple(module if one is former else one for one in self._model.tried)
+
+    def advise(self, controller: str) -> tuple[str, ...]:
+        """What to try next where nothing was kept, in sentences; empty if something was, or nothing ever grows."""
+        if controller == Never.name or any(module.kept for module in self._model.tried):
+            return ()
+        sentences: list[str] = []
+        if self._model.tried:
+            sentences.append("Nothing was kept.")
+        elif (best := self.best) is not None:
+            sentences.append(
+                f"The best candidate was {best.blueprint} in {best.slot} at decision {best.decision}: its promise "
+                f"minus its price was {best.worth:.3g}, but only candidates above {best.threshold:.3g} are planted."
+            )
+        options = ["more decisions, so that modules train longer", "larger blueprints or more slots"]
+        if controller != ALL_AT_START:
+            largest = f'controller="{ALL_AT_START}", which plants the largest module in every slot at the start'
+            options.insert(0, largest)
+        return (*sentences, f"Try: {'; '.join(options)}.")
 
     def state_dict(self) -> dict[str, Any]:
         """All modules and the best candidate, as plain values."""
         return {
-            "modules": [asdict(module) for module in self.modules],
+            "modules": [asdict(module) for module in self._model.tried],
             "best": None if self.best is None else asdict(self.best),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         try:
-            self.modules = _MODULES.validate_python(state["modules"])
+            self._model.tried = tuple(_MODULES.validate_python(state["modules"]))
             self.best = _BEST.validate_python(state["best"])
         except (KeyError, ValidationError) as error:
             raise CheckpointError("the list of tried modules in the grower's state is damaged") from error
 
 
 _MODULES, _BEST = TypeAdapter(list[TriedModule]), TypeAdapter(BestCandidate | None)
-
-
-def advise(tried: TriedModules, controller: str) -> tuple[str, ...]:
-    """What to try next where nothing was kept, in sentences; empty if something was, or nothing ever grows."""
-    if controller == Never.name or any(module.kept for module in tried.modules):
-        return ()
-    sentences: list[str] = []
-    if tried.modules:
-        sentences.append("Nothing was kept.")
-    elif (best := tried.best) is not None:
-        sentences.append(
-            f"The best candidate was {best.blueprint} in {best.slot} at decision {best.decision}: its promise minus "
-            f"its price was {best.worth:.3g}, but only candidates above {best.threshold:.3g} are planted."
-        )
-    options = ["more decisions, so that modules train longer", "larger blueprints or more slots"]
-    if controller != ALL_AT_START:
-        options.insert(0, f'controller="{ALL_AT_START}", which plants the largest module in every slot at the start')
-    return (*sentences, f"Try: {'; '.join(options)}.")
-
 
 _BROKEN = "not kept because a constraint is broken"
 _CONSTANT = "not kept because the output is the same for all examples and the module does not lower the loss"
@@ -376,6 +366,7 @@ def resolve_unfinished(
             ratings[slots[place]] = measured.select(0, place, note)
             contributions[slots[place]] = float(evaluation.accuracy_contribution[0, place])
         resolve(kept, pruned)
-    changes = list_changes(slots, network.blueprints, concatenate_transitions(parts), ratings)
+    transitions = concatenate_transitions(parts)
+    changes = list_changes(slots, network.blueprints, transitions, ratings)
     in_order = {slot: contributions[slot] for slot in slots if math.isfinite(contributions.get(slot, math.nan))}
-    return Ending(changes, in_order)
+    return Ending(changes, in_order, transitions=transitions)

@@ -34,7 +34,6 @@ from esper.grower.decision import (
     Decision,
     Ending,
     TriedModules,
-    advise,
     compute_prices,
     list_changes,
     rate_modules,
@@ -160,11 +159,10 @@ class Grower:
             *([] if run is None else [RunRecorder(run)]),
             *callbacks,
         ]
-        self.trials = TriedModules()
-        """Every module that was planted, with its outcome, and the best candidate."""
+        self.tried = TriedModules(model, self.network.blueprints)
+        """The modules that were planted, with their outcomes, and the best candidate."""
         self.ratings: dict[str, SeedRating[float | None]] = {}
         """By slot: what decided at the newest decision whether its module is kept, for whoever records it."""
-        model.tried = ()
         self._timing = timing
         self._controller_state: Any = controller.start([seed])
         self._unreached: Bools = np.zeros((1, len(model.slots)), np.bool_)
@@ -309,7 +307,7 @@ class Grower:
 
             # Report it, with the figures by which modules are kept or pruned. What is pruned slowly was decided before.
             measured = rate_modules(evaluation, prices, seed_rating)
-            ratings = {name: measured.select(0, index) for index, name in enumerate(slots)} | self.trials.list_pending()
+            ratings = {name: measured.select(0, index) for index, name in enumerate(slots)} | self.tried.list_pending()
             changes = concatenate_transitions([intervention.transitions, result.transitions])
             blueprints, contributions = network.blueprints, evaluation.accuracy_contribution
             op, place = Op(int(actions[0, Head.OP])), int(actions[0, Head.SLOT])
@@ -333,8 +331,7 @@ class Grower:
                 rating=ratings[slot] if slot is not None and op in (Op.FOSSILIZE, Op.PRUNE) else None,
             )
             by = "constraint" if breaker.any() else self.controller.name
-            self.trials.record(decision, by, self.model, candidate_rating, blueprints)
-            self.model.tried = tuple(self.trials.modules)
+            self.tried.record(decision, by, candidate_rating)
             self.ratings = ratings
             self._notify(lambda callback: callback.on_decision(self, decision))
             self._share_spending()
@@ -396,12 +393,12 @@ class Grower:
         next `step` decides about free slots as before.
 
         A module is kept, at its current alpha, if it affects the output and reaches the controller's thresholds. If the
-        controller has none, its contribution must cover its rent. The least valuable module is judged first; the others
-        are then measured again without it. No module is kept while a constraint is broken. If the model gives the same
+        controller has none, its contribution must cover its rent. The least valuable module goes first; the others are
+        then measured again without it. No module is kept while a constraint is broken. If the model gives the same
         output for all examples, as a dead network does, a module is only kept if it lowers the loss significantly by
         the controller's threshold.
 
-        Modules are judged by what the model loses when they are switched off, even with `esper.Refit`, since nothing
+        Modules are measured by what the model loses when they are switched off, even with `esper.Refit`, since nothing
         trains any more. If parameters are not finite, the last good state is restored first.
 
         Raises:
@@ -435,9 +432,8 @@ class Grower:
             if stale.any():
                 evaluation = backend.measure_dependence(stale)
                 store_contributions(self.model, evaluation.accuracy_contribution)
-            self.trials.settle(ending.changes, self.decisions, "finish")
-            self.model.tried = tuple(self.trials.modules)
-            ending = replace(ending, tried=self.model.tried, advice=advise(self.trials, self.controller.name))
+            self.tried.note_outcomes(ending.changes, self.decisions, "finish")
+            ending = replace(ending, tried=self.model.tried, advice=self.tried.advise(self.controller.name))
             backend.forks.update(network.table, network.measurements)  # drops all forks
             if backend.promise_recorder is not None:
                 backend.promise_recorder.set_recording(False)
@@ -569,7 +565,6 @@ class Grower:
         memory = from_plain(self._state(), state["memory"], "the grower's state")
         self._controller_state, self.backend.constraints.references = memory["controller"], memory["references"]
         self.network.update_seeds()
-        self.model.tried = tuple(self.trials.modules)
         self.backend.forks.update(self.network.table, self.network.measurements)
         self.backend.forks.load_state_dict(state["forks"])
 
@@ -605,5 +600,5 @@ class Grower:
             "promises": backend.promise_recorder,
             "controller": self._controller_state,
             "spending": self.spending,
-            "trials": self.trials,
+            "tried": self.tried,
         }

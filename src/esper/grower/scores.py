@@ -124,7 +124,7 @@ def _name_metrics(result: object) -> Metrics:
         except ConfigError:
             pass  # the message below lists all that is accepted
     if LOSS not in named or not all(isinstance(name, str) for name in named):
-        raise ConfigError(f"evaluate returned {describe_value(result)}: it must return {EXPECTED}")
+        raise ConfigError(f"evaluate returned {describe_value(cast(object, result))}: it must return {EXPECTED}")
     return {name: _read_figure(value, f"{name!r} of what evaluate returned") for name, value in named.items()}
 
 
@@ -157,14 +157,15 @@ class ConstraintSet:
         if self.objective is None:
             return parse_metrics(result)
         names = [self.objective, *self.limits]
-        if not isinstance(result, Mapping) or not all(name in result for name in names):
+        scores = cast("Mapping[object, object]", result)
+        if not isinstance(result, Mapping) or not all(name in scores for name in names):
             raise ConfigError(
-                f"evaluate returned {describe_value(cast(object, result))}: it must return a mapping from "
+                f"evaluate returned {describe_value(scores)}: it must return a mapping from "
                 f"{', '.join(names)} to an esper.grower.scores.Score(loss=..., accuracy=...) each"
             )
         found: dict[str, Metrics] = {}
         for name in names:
-            value: object = result[name]
+            value = scores[name]
             if not isinstance(value, Score):
                 raise ConfigError(
                     f"evaluate returned {describe_value(value)} for {name!r}: give an esper.grower.scores.Score"
