@@ -329,8 +329,8 @@ MUTATIONS = (
     Mutation(
         "one group is trained after the other",
         "lab/experiment.py",
-        "for seed in range(self.seeds) for place in range(len(names))",
-        "for place in range(len(names)) for seed in range(self.seeds)",
+        "for seed in range(self.seeds) for place in range(count)",
+        "for place in range(count) for seed in range(self.seeds)",
         "D24",
     ),
     Mutation(

@@ -1,4 +1,4 @@
-"""Comparisons of ways to train: trials share instances, take turns, and are resumable; all outputs agree."""
+"""Comparisons of ways to train: trainings share instances, take turns, and are resumable; all outputs agree."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 from esper.cli import main
 from esper.errors import ConfigError
-from esper.lab.experiment import Experiment, Trial, run_experiment
+from esper.lab.experiment import Experiment, Training, run_experiment
 from esper.train.evaluation import evaluate_controllers
 from esper.train.iteration import Iteration
 from train.runs import TINY, tiny
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.landing
 Capture = pytest.CaptureFixture[str]
 
 
-def unseen(done: int, total: int, trial: Trial, iteration: Iteration | None) -> None:
+def unseen(done: int, total: int, training: Training, iteration: Iteration | None) -> None:
     """Progress that nobody watches."""
 
 
@@ -27,11 +27,11 @@ def experiment(folder: Path, seeds: int = 2, instances: int = 6) -> Experiment:
 
 
 def test_arms_take_turns_at_going_first(tmp_path: Path) -> None:
-    assert experiment(tmp_path).list_trials() == [
-        Trial("plain", 0),
-        Trial("sparse", 0),
-        Trial("sparse", 1),
-        Trial("plain", 1),
+    assert experiment(tmp_path).list_trainings() == [
+        Training("plain", 0),
+        Training("sparse", 0),
+        Training("sparse", 1),
+        Training("plain", 1),
     ]
 
 
@@ -40,15 +40,15 @@ def test_every_policy_plays_the_same_instances_and_what_is_done_is_not_done_agai
 ) -> None:
     whole = run_experiment(experiment(tmp_path / "whole"), unseen)
     assert {arm.name: [len(one.outcomes) for one in arm.seeds] for arm in whole} == {"plain": [6, 6], "sparse": [6, 6]}
-    stopped, seen = experiment(tmp_path / "stopped"), list[Trial]()
+    stopped, seen = experiment(tmp_path / "stopped"), list[Training]()
 
-    def stop(done: int, total: int, trial: Trial, iteration: Iteration | None) -> None:
+    def stop(done: int, total: int, training: Training, iteration: Iteration | None) -> None:
         if iteration is not None and done == 2:
             raise KeyboardInterrupt
 
-    def watch(done: int, total: int, trial: Trial, iteration: Iteration | None) -> None:
+    def watch(done: int, total: int, training: Training, iteration: Iteration | None) -> None:
         if iteration is not None:
-            seen.append(trial)
+            seen.append(training)
 
     with pytest.raises(KeyboardInterrupt):
         run_experiment(stopped, stop)
@@ -58,7 +58,7 @@ def test_every_policy_plays_the_same_instances_and_what_is_done_is_not_done_agai
     )
     again = run_experiment(stopped, watch)
     assert len(plays) == 2, "of the third, whose policy had not played, and the last"
-    assert seen == [Trial("plain", 1)], "the third had its checkpoint, the first two their scores"
+    assert seen == [Training("plain", 1)], "the third had its checkpoint, the first two their scores"
     assert again == whole
 
 

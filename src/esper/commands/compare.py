@@ -15,7 +15,7 @@ from esper.dash.formats import score
 from esper.dash.output import console_beside, print_differences, print_json, print_line, report_progress
 from esper.errors import ConfigError, plural
 from esper.lab.analysis import FEWEST_SEEDS, compare_arms, compare_configurations
-from esper.lab.experiment import Experiment, Trial, load_own_controllers, run_arms, run_experiment
+from esper.lab.experiment import Experiment, Training, load_own_controllers, run_arms, run_experiment
 from esper.lab.report import report_configurations
 from esper.lab.standings import record_comparison, show_comparison
 from esper.train.iteration import Iteration
@@ -76,18 +76,18 @@ def command(
         compared[name] = load_settings(TrainSettings, config, overrides)
         print_differences(console, name, compare_settings(compared[name], TrainSettings()))
 
-    # Train every configuration with every random seed; trials that are done already are kept.
+    # Train every configuration with every random seed; trainings that are done already are kept.
     folder = run_dir or COMPARISONS / "-".join(compared)
     experiment = Experiment(folder, compared, seeds, instances)
     own = load_own_controllers(experiment, controllers)
     with hint_if_stopped(console, f"to continue, add --run-dir {shlex.quote(str(folder))} to the same command"):
-        with report_progress(console, "starting", len(experiment.list_trials())) as progress:
+        with report_progress(console, "starting", len(experiment.list_trainings())) as progress:
 
-            def show_training(done: int, _trials: int, trial: Trial, iteration: Iteration | None) -> None:
+            def show_training(done: int, _total: int, training: Training, iteration: Iteration | None) -> None:
                 if iteration is None:
-                    progress.skip_to(done)  # of trials that were done before, nothing was trained now
+                    progress.skip_to(done)  # of trainings that were done before, nothing was trained now
                 part = iteration.number / iteration.total if iteration else 0
-                progress.update(done + part, name=f"{trial.arm}, seed {trial.seed}, in trainings")
+                progress.update(done + part, name=f"{training.arm}, seed {training.seed}, in trainings")
 
             trained = run_experiment(experiment, show_training, computing)
         played = None

@@ -1,34 +1,27 @@
 """Is A better than B? The statistical analysis of all comparisons, in the terminal, in reports and as JSON.
 
-Scores are ``[N, M]``: N training seeds, whose policies run on M instances. Both are treated as random samples (Clark
-1973, "The language-as-fixed-effect fallacy"), because another training has another seed and other instances. Families
-of instances are fixed strata, whose balance is part of the design. In the two-way random-effects analysis of variance,
-the mean of one table has the variance
+Scores are ``[N, M]``: N training seeds, whose policies run on M instances, both random samples (Clark 1973, "The
+language-as-fixed-effect fallacy"). Families of instances are fixed strata. In the two-way random-effects analysis of
+variance, the mean of one table has the variance
 
     V = S / N + max(B - R / N, 0) / M
 
-where S is the variance of the seeds' means, B the variance of the instances' means, and R the residual variance, the
-latter two within families. S / N covers the chance effects of seeds and of single episodes; the second term covers
-effects of instances that are common to all seeds. The degrees of freedom are those of Satterthwaite (1946), and the
-statistic is Student's t.
+where S is the variance of the seeds' means, B that of the instances' means, and R the residual variance, the latter two
+within families. S / N covers the chance effects of seeds and of single episodes, the second term effects of instances
+that are common to all seeds. The degrees of freedom are those of Satterthwaite (1946), the statistic is Student's t.
 
-How two tables are paired depends on what they share. Results of the same policies on the same instances (a policy and
-its own actions shuffled), or of an arm that does not depend on training seeds, are subtracted and give one table. Ways
-of training share only instances: the same seed gives the same start, but learning amplifies the first difference until
-the two trainings are unrelated. So their seeds are independent, each way contributes its own S / N (Welch 1947), and B
-and R are those of the difference.
+Results of the same policies on the same instances (a policy and its own actions shuffled), or of an arm without
+training seeds, are subtracted and give one table. Ways of training share only instances: the same seed gives the same
+start, but learning amplifies the first difference until the two are unrelated. So each way contributes its own S / N
+(Welch 1947), and B and R are those of the difference.
 
-With fewer than `FEWEST_SEEDS` seeds, nothing is claimed about which way of training is better: there is no interval of
-the difference, no p-value and no verdict. With one seed, a claim is still possible about that policy on other
-instances.
+With fewer than `FEWEST_SEEDS` seeds, nothing is claimed about ways of training: there is no interval of the difference,
+no p-value and no verdict. With one seed, a claim is possible about that policy on other instances.
 
-A permutation test is not used because with 5 seeds against 5 its smallest two-sided p-value is 2/252, and with 5 signs
-2/32; after Holm's correction for eleven arms, nothing could be shown. A bootstrap is not used because resampling five
-values ignores the degrees of freedom. The price is that seeds' means must be approximately normal;
-docs/experiments.md reports how far they are.
+A permutation test could show nothing: with 5 seeds against 5 its smallest two-sided p-value is 2/252, with 5 signs
+2/32, before Holm's correction for eleven arms. A bootstrap of five values ignores the degrees of freedom. The price is
+that seeds' means must be approximately normal; docs/experiments.md reports how far they are.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -93,8 +86,7 @@ class Contrast:
     paired: bool
     """Whether row n of both tables is from the same training; a second table of one row is paired with every row."""
 
-    @property
-    def tables(self) -> list[Floats]:
+    def split_tables(self) -> list[Floats]:
         """Tables whose means add up to the difference, and whose seeds are independent of each other."""
         for scores in (self.first, self.second):
             _require_finite(scores)
@@ -114,21 +106,20 @@ class Difference:
 
     estimate: float
     interval: Interval | None
-    """Confidence interval of the difference at `LEVEL`, not corrected for other contrasts; None with too few seeds."""
+    """At `LEVEL`, not corrected for other contrasts; None with too few seeds."""
     p: float | None
-    """Two-sided p-value, adjusted for the number of contrasts (Holm); None with too few seeds."""
+    """Two-sided, adjusted for the number of contrasts (Holm); None with too few seeds."""
     verdict: Verdict
     better: float
-    """Probability of improvement: how often the first scores higher on an instance, with ties counted as one half."""
+    """`probability_of_improvement`."""
 
 
 def estimate_differences(contrasts: Sequence[Contrast], families: Families, claim: Claim) -> list[Difference]:
     """The difference of each contrast with its verdict, corrected for the number of contrasts."""
-    # A claim about a policy requires one seed, a claim about a way of training several.
     seeds = [len(contrast.first) for contrast in contrasts]
     if claim is not Claim.TRAINING and any(count != 1 for count in seeds):
         raise ValueError(f"a claim about {claim} takes the scores of one training seed")
-    tables = [contrast.tables for contrast in contrasts]
+    tables = [contrast.split_tables() for contrast in contrasts]
     better = [
         probability_of_improvement(contrast.first, contrast.second, paired=contrast.paired) for contrast in contrasts
     ]
@@ -154,7 +145,6 @@ def mean_interval(values: Floats, families: Families) -> Interval:
 
 
 def _require_finite(scores: Floats) -> None:
-    """Raise RunError if any of the ``scores [N, M]`` is not finite."""
     invalid = np.argwhere(~np.isfinite(scores))
     if len(invalid):
         seed, instance = invalid[0]
@@ -177,7 +167,7 @@ def _estimate_sum(tables: Sequence[Floats], families: Families) -> tuple[Interva
     if variance == 0:
         return Interval(mean, mean, mean), float(mean == 0)
 
-    # Satterthwaite's formula in fractions of the variance, because the square of a tiny variance would be zero.
+    # Satterthwaite's formula in fractions of the variance: the square of a tiny variance would be zero.
     freedom = 1 / sum((part / variance) ** 2 / degrees for part, degrees in parts)
     error = variance**0.5
     half = error * float(stats.t.ppf((1 + LEVEL) / 2, freedom))
@@ -196,13 +186,13 @@ def _estimate_instance_variance(tables: Sequence[Floats], families: Families) ->
         raise ValueError(f"{given}: give at least two, and a family each")
     names, member = np.unique(np.asarray(families), return_inverse=True)
     if 2 * len(names) > instances:
-        # With too few instances per family to estimate the variance within families, all count as one family.
+        # Too few instances per family to estimate the variance within families: all count as one family.
         names, member = names[:1], np.zeros_like(member)
     freedom = instances - len(names)
-    shares = np.eye(len(names))[member]
     # Subtract each seed's mean in the family.
+    shares = np.eye(len(names))[member]
     centred = [table - table @ (shares / shares.sum(0)) @ shares.T for table in tables]
-    # B is that of the summed tables, because they share the effects of instances; R / N is that of each table.
+    # B is that of the summed tables, which share the effects of instances, R / N that of each table.
     between = float(np.square(np.sum([table.mean(0) for table in centred], axis=0)).sum()) / freedom
     residual = sum(
         float(np.square(table - table.mean(0)).sum()) / ((len(table) - 1) * freedom * len(table))
@@ -213,10 +203,10 @@ def _estimate_instance_variance(tables: Sequence[Floats], families: Families) ->
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """P-values adjusted for multiple tests, which bounds the probability of any false positive (Holm, 1979)."""
+    """P-values adjusted so that the probability of any false positive is bounded (Holm, 1979)."""
     order = np.argsort(p_values, kind="stable")
     factors = np.arange(len(order), 0, -1)
-    # Step down: no adjusted p-value may be smaller than that of a stronger contrast.
+    # No adjusted p-value may be smaller than that of a stronger contrast.
     stepped = np.maximum.accumulate(np.asarray(p_values, float)[order] * factors)
     adjusted = np.empty(len(order))
     adjusted[order] = np.minimum(stepped, 1.0)
@@ -243,9 +233,9 @@ class Entry:
 
     name: str
     seeds: Sequence[Sequence[Result]]
-    """Results on M instances for each of N training seeds; one list if the contender does not depend on seeds."""
+    """Results on M instances for each of N training seeds; one list without training seeds."""
     environment_steps: int | None = None
-    """Number of decisions, over all networks, that finding the contender took; the mean over seeds."""
+    """Mean number of decisions, over all networks, that finding the contender took."""
 
     @property
     def instances(self) -> list[list[str]]:
@@ -262,14 +252,13 @@ class Comparison:
     """The reference and all other contenders on the same instances."""
 
     claim: Claim
-    """What the verdicts are about."""
     seeds: int
     """Number of training seeds of the reference."""
     instances: int
     """Number of instances for each policy."""
     standings: list[ArmRecord]
     verdicts: dict[str, Verdict]
-    """Verdicts on the reference against each other arm, by the name of that arm."""
+    """The reference against each other arm, by the name of that arm."""
     family_scores: dict[str, dict[str, float]]
     """Mean score by family and name."""
 
@@ -285,12 +274,12 @@ class Comparison:
 
 
 def compare(entries: Sequence[Entry], claim: Claim, *, paired: bool, own_instances: bool = False) -> Comparison:
-    """Compare the first entry with every other, and no others, because each comparison costs statistical power.
+    """Compare the first entry with every other, and no more, because each comparison costs statistical power.
 
-    With ``paired``, equal seeds mean the same training in all entries (arms that depend on a policy), otherwise
-    different ones (ways of training). With ``own_instances``, each seed has its own instances.
+    With ``paired``, equal seeds mean the same training in all entries (arms that depend on a policy). With
+    ``own_instances``, each seed has its own instances.
     """
-    # A difference is meaningful only on the same instances.
+    # A difference has a meaning only on the same instances.
     reference, *others = entries
     played = reference.instances
     if not own_instances and any(instances != played[0] for instances in played):
@@ -299,7 +288,7 @@ def compare(entries: Sequence[Entry], claim: Claim, *, paired: bool, own_instanc
         if entry.instances not in (played, played[:1]) or (own_instances and len(entry.seeds) != len(played)):
             raise ValueError(f"{entry.name} did not play the same instances as {reference.name}")
 
-    # If each run has its own instances, they are part of the run's random effect, so there are no strata.
+    # A run's own instances are part of its random effect, so there are no strata.
     families = None if own_instances else [result.family for result in reference.seeds[0]]
     scores = [entry.tabulate(lambda result: result.score) for entry in entries]
     differences = estimate_differences([Contrast(scores[0], table, paired) for table in scores[1:]], families, claim)
@@ -340,7 +329,6 @@ def compare(entries: Sequence[Entry], claim: Claim, *, paired: bool, own_instanc
     standings = list(map(summarise_arm, entries, scores, [None, *differences]))
     verdicts = {entry.name: difference.verdict for entry, difference in zip(others, differences, strict=True)}
 
-    # Families are averaged over all results of a contender, whatever the seed.
     results = {entry.name: [result for seed in entry.seeds for result in seed] for entry in entries}
     family_scores = {
         family: {
@@ -363,9 +351,8 @@ def compare_controllers(
 ) -> Comparison:
     """Compare the reference with every other controller of the same runs on one split, best mean score first.
 
-    Several runs have different training seeds and their own instances.
+    Several runs have different training seeds and their own instances. Equal scores keep the order of the results.
     """
-    # In the order of the results, so that equal scores keep it.
     names = dict.fromkeys(result.controller for results in runs for result in results)
     if reference not in names:
         raise ValueError(f"there are no results of {reference!r}")

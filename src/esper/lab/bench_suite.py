@@ -4,8 +4,6 @@ The gap is the score of the best fixed schedule *per context* minus that of the 
 chosen on one set of instances and scored on another. If the gap is small, there is nothing for a controller to learn.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -83,8 +81,8 @@ def bench_suite(
 ) -> SuiteReport:
     """Measure the gap, with ``search`` instances per variant for choosing and ``score`` new ones for scoring.
 
-    Single plantings are tried first. Then those that were best in some family are combined, up to ``plantings`` in a
-    schedule. ``show`` is called with a line about each step.
+    Single plantings are tried first, then combinations of up to ``plantings`` best in some family. ``show`` is
+    called with a line about each step.
     """
     if search < 1 or score < FEWEST_SCORED:
         raise ConfigError(
@@ -136,6 +134,9 @@ def measure_gap(
     ``score_afresh`` returns the scores of schedules on the instances ``scored_on``.
     """
 
+    def name_contexts(instances: Sequence[Instance], *, by_variant: bool) -> list[str]:
+        return [one.family + f"/{one.variant}" * by_variant for one in instances]
+
     def choose(weights: Floats) -> str:
         return max(scores, key=lambda name: float(scores[name] @ weights))
 
@@ -144,15 +145,14 @@ def measure_gap(
         return {context: choose((labels == context).astype(float)) for context in sorted(set(contexts))}
 
     overall = choose(family_weights(chosen_on))
-    by_family = choose_by([instance.family for instance in chosen_on])
-    by_variant = choose_by([f"{instance.family}/{instance.variant}" for instance in chosen_on])
+    by_family, by_variant = (choose_by(name_contexts(chosen_on, by_variant=fine)) for fine in (False, True))
     # Only the chosen schedules run on the new instances.
     needed = sorted({overall, NOTHING, *by_family.values(), *by_variant.values()})
     fresh, weights = score_afresh(needed), family_weights(scored_on)
 
-    def compare(chosen: dict[str, str], contexts: Sequence[str]) -> tuple[list[Choice], float, float]:
+    def compare(chosen: dict[str, str], *, by_variant: bool) -> tuple[list[Choice], float, float]:
         """Choices, the weighted mean gap and its standard error from the paired differences within contexts."""
-        labels = np.array(contexts)
+        labels = np.array(name_contexts(scored_on, by_variant=by_variant))
         choices: list[Choice] = []
         gap, variance = 0.0, 0.0
         for context, name in chosen.items():
@@ -166,10 +166,8 @@ def measure_gap(
             choices.append(Choice(context, name, *means))
         return choices, gap, variance**0.5
 
-    families, gap, error = compare(by_family, [instance.family for instance in scored_on])
-    variants, variant_gap, variant_error = compare(
-        by_variant, [f"{instance.family}/{instance.variant}" for instance in scored_on]
-    )
+    families, gap, error = compare(by_family, by_variant=False)
+    variants, variant_gap, variant_error = compare(by_variant, by_variant=True)
     return SuiteReport(
         context_oracle_gap=gap,
         standard_error=error,
@@ -188,7 +186,7 @@ def measure_gap(
 def instances_per_variant(suite: Suite, count: int, rng: np.random.Generator) -> list[Instance]:
     """``count`` held-out instances of every variant of every training family."""
     counts = {(family, variant): count for family in suite.families for variant in suite.variants(family)}
-    # The split cycles through families and variants, so this number of instances has enough of each.
+    # The split cycles through families and variants, so these are enough of each.
     most = max(len(suite.variants(family)) for family in suite.families) * len(suite.families) * count
     chosen: list[Instance] = []
     for instance in suite.sample(most, "heldout", rng):
@@ -228,10 +226,9 @@ def single_schedules(suite: Suite) -> list[Schedule]:
 def combine_schedules(suite: Suite, singles: Sequence[Schedule], most: int = MOST_PLANTINGS) -> list[Schedule]:
     """Combinations of 2 to ``most`` single plantings with different slots and blueprints, all planted at once."""
     places = sorted({(planting.slot, planting.blueprint) for single in singles for planting in single.plantings})
-    combinations = [
-        places_together
+    return [
+        make_schedule(suite, [Planting(0, *place) for place in together])
         for size in range(2, most + 1)
-        for places_together in itertools.combinations(places, size)
-        if all(len(set(values)) == size for values in zip(*places_together, strict=True))
+        for together in itertools.combinations(places, size)
+        if all(len(set(values)) == size for values in zip(*together, strict=True))
     ]
-    return [make_schedule(suite, [Planting(0, *place) for place in combination]) for combination in combinations]

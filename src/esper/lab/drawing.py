@@ -3,8 +3,6 @@
 Tables are written as CSV beside the figures, each with its source.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import re
@@ -105,7 +103,7 @@ def export_exhibits(
 ) -> list[Exhibit]:
     """Write all that can be shown into the folder, figures and tables in folders of their own; returns these.
 
-    ``report`` is called with how many are written, of how many.
+    ``report`` is called with the numbers of those written and of all.
     """
     shown = [exhibit for exhibit in exhibits if exhibit.rows]
     for done, exhibit in enumerate(shown):
@@ -133,16 +131,16 @@ def export_exhibits(
 
 
 def draw_svg(figure: Figure) -> str:
-    """The figure as an element of an HTML page, with its caption as the text for screen readers.
+    """The figure as an element of an HTML page, with its caption for screen readers.
 
-    It is as wide as the page lets it be. Neutral colours are variables of the page's style sheet.
+    Neutral colours are variables of the page's style sheet.
     """
     file = io.StringIO()
     with _open_canvas(figure, {"figure.facecolor": "none", "axes.facecolor": "none"}) as canvas:
         FigureCanvasSVG(canvas).print_svg(file, metadata=_NO_METADATA)  # savefig would draw everything twice
     root = ET.fromstring(file.getvalue())
 
-    # Inside a page: no namespaces, no identifiers but those that something refers to, no style for the whole page.
+    # Inside a page: no namespaces, no identifiers but those referred to, no style for the whole page.
     attributes = " ".join(value for element in root.iter() for value in element.attrib.values())
     targets = set(re.findall(r"#([\w-]+)", attributes))
     for element in root.iter():
@@ -162,7 +160,7 @@ def draw_svg(figure: Figure) -> str:
 
 @contextmanager
 def _open_canvas(figure: Figure, background: Mapping[Any, Any] | None = None) -> Generator[Canvas]:
-    """A canvas with the figure drawn on it, in the style that holds until the canvas is closed."""
+    """A canvas with the figure drawn on it, in a style that holds while it is open."""
     with mpl.rc_context(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of letters that the font lacks: readers' own fonts have them
         mpl.rcdefaults()  # a user's matplotlibrc must not change a figure
@@ -170,7 +168,7 @@ def _open_canvas(figure: Figure, background: Mapping[Any, Any] | None = None) ->
         size = (WIDTHS[figure.columns], figure.height)
         canvas = Canvas(figsize=size, dpi=DOTS_PER_INCH, layout="constrained")
         figure.draw(canvas, [{name: _make_drawable(value) for name, value in row.items()} for row in figure.rows])
-        # A curve of a single value, as of a run of one iteration, would not be seen.
+        # A curve of a single value would not be seen.
         for curve in (line for axes in canvas.axes for line in axes.lines if line.get_marker() == "None"):
             if np.isfinite(np.asarray(curve.get_ydata(), np.float64)).sum() == 1:
                 curve.set_marker("o")
@@ -178,7 +176,7 @@ def _open_canvas(figure: Figure, background: Mapping[Any, Any] | None = None) ->
 
 
 def _make_drawable(value: Value) -> Value:
-    """A value that every font and format takes, and whose differences are finite; None for numbers beyond that."""
+    """A value that every font and format takes; None for numbers whose differences are not finite."""
     if isinstance(value, str):
         return _make_printable(value)
     return None if isinstance(value, float) and abs(value) > 1e300 else value
@@ -188,25 +186,27 @@ def _make_printable(text: str) -> str:
     return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
-def add_legend(canvas: Canvas, columns: int = 4) -> None:
-    """A legend above the whole figure with the labels of all axes, each once.
+def plot_curve(axes: Axes, rows: Sequence[Row], x: str, y: str = "value", **style: Any) -> None:
+    """Plot one column of rows against another."""
+    axes.plot(read_numbers(rows, x), read_numbers(rows, y), **style)
 
-    ``columns`` is how many labels fit side by side in one column of a paper.
-    """
+
+def add_legend(canvas: Canvas, columns: int = 4) -> None:
+    """A legend above the figure with the labels of all axes, each once, ``columns`` of them per column of a paper."""
     columns *= round(canvas.get_figwidth() / WIDTHS[1])
     marks = {name: mark for axes in canvas.axes for mark, name in zip(*axes.get_legend_handles_labels(), strict=True)}
     canvas.legend(marks.values(), marks.keys(), loc="outside upper center", ncols=columns)
 
 
 def set_integer_axis(axes: Axes, unit: str = "iteration") -> None:
-    """Give the horizontal axis whole numbers only, of this unit."""
+    """Give the horizontal axis whole numbers of this unit."""
     axes.set_xlabel(unit)
     axes.locator_params(axis="x", integer=True, min_n_ticks=1)
 
 
 def draw_levels(axes: Axes, levels: Mapping[str, float]) -> None:
-    """Dashed lines right across, named on their right, where names make room for each other."""
-    # Places on the axes' height, so that labels can be kept apart by the size of their letters.
+    """Dashed lines right across, with names on the right that make room for each other."""
+    # As shares of the axes' height, so that labels are kept apart by the size of their letters.
     low, high = axes.get_ylim()
     shares = [(value - low) / (high - low) for value in levels.values()]
     for (name, value), share, place in zip(levels.items(), shares, spread_apart(shares, _LABEL_GAP, 0, 1), strict=True):
@@ -228,13 +228,11 @@ def spread_apart(places: Sequence[float], gap: float, low: float, high: float) -
     """Move places as little as it takes to lie ``gap`` apart, in their order, within low .. high if there is room."""
     order = sorted(range(len(places)), key=lambda index: places[index])
     moved = [0.0] * len(places)
-    # Upwards: each place at least a gap above the one below it.
-    floor = low
+    # Upwards, each a gap above the one below it; then downwards, where the topmost were pushed out.
+    floor, ceiling = low, high
     for index in order:
         moved[index] = max(places[index], floor)
         floor = moved[index] + gap
-    # Downwards again, where the topmost were pushed out.
-    ceiling = high
     for index in reversed(order):
         moved[index] = min(moved[index], ceiling)
         ceiling = moved[index] - gap
@@ -288,16 +286,12 @@ class Span:
 
 
 def find_spans(rows: Sequence[Row]) -> list[Span]:
-    """One slot's times in each stage, of rows with ``decision``, ``stage`` and ``blueprint`` in order.
-
-    Dormant times are left out; the stages of a cooldown are one.
-    """
+    """One slot's times in each stage, from rows in order; without dormant times, and with a cooldown as one."""
     spans: list[Span] = []
     before = Stage.DORMANT
     for row in rows:
         stage, decision = Stage[str(row["stage"]).upper()], int(str(row["decision"]))
         blueprint = None if row["blueprint"] is None else str(row["blueprint"])
-        # The stages of a cooldown are drawn as one, without a blueprint.
         if stage in COOLDOWN:
             stage, blueprint = Stage.PRUNED, None
         # The same seed in the same stage: the span goes on.
@@ -311,8 +305,7 @@ def find_spans(rows: Sequence[Row]) -> list[Span]:
 
 def draw_lanes(axes: Axes, rows: Sequence[Row]) -> set[Stage]:
     """Draw a lane per ``slot_name``; returns the stages that were drawn."""
-    slots = group_rows(rows, "slot_name")
-    decisions = read_numbers(rows, "decision")
+    slots, decisions = group_rows(rows, "slot_name"), read_numbers(rows, "decision")
     first, last = min(decisions), max(decisions)
     stages: set[Stage] = set()
     for place, slot_rows in enumerate(slots.values()):
@@ -324,10 +317,8 @@ def draw_lanes(axes: Axes, rows: Sequence[Row]) -> set[Stage]:
             start, width, style = span.start - 0.5, span.end - span.start + 1.0, STAGE_STYLES[span.stage]
             axes.barh(place, width, _BAR, left=start, color=style.colour, linewidth=0)
             if width >= _ROOM_FOR_LETTER * (last - first + 1):
-                middle = start + width / 2
-                axes.text(
-                    middle, place, style.letter, fontsize=_SMALL, color=ON_BARS, ha="center", va="center_baseline"
-                )
+                letter: dict[str, Any] = {"fontsize": _SMALL, "ha": "center", "va": "center_baseline"}
+                axes.text(start + width / 2, place, style.letter, color=ON_BARS, **letter)
 
             # The blueprint, where a seed begins.
             if span.blueprint is not None and (span.blueprint != blueprint or span.stage is Stage.GERMINATED):

@@ -1,7 +1,5 @@
 """Compare a run's policy, or a controller given by name, with the baselines on instances that were not trained on."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -80,7 +78,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class EpisodeTimeline:
-    """The episode of one network: validation accuracy after each decision, and stage changes of its slots."""
+    """The episode of one network."""
 
     instance: str
     family: str
@@ -91,6 +89,7 @@ class EpisodeTimeline:
     """Number of committed parameters divided by the host's."""
     drift_step: int | None
     accuracy: tuple[float, ...]
+    """Validation accuracy after each decision."""
     changes: tuple[LifecycleTransition, ...]
 
 
@@ -108,19 +107,24 @@ class Behaviour:
     episodes: tuple[EpisodeTimeline, ...]
     """The first episode of each family."""
     earnings: tuple[SeedShapley, ...] | None = None
-    """Shapley values of the seeds kept in each episode; None in older files, which lack them."""
+    """Shapley values of the seeds kept in each episode; None in older files."""
 
 
 def describe_behaviour(suite: Suite, iteration: int, played: Mapping[Split, EvaluationResult]) -> Behaviour:
     """Summarise a policy's episodes on the instances of each split."""
-    usage: list[Usage] = []
-    episodes: list[EpisodeTimeline] = []
-    for split, result in played.items():
-        for family in sorted({record.family for record in result.records}):
-            usage.append(_count_usage(family, split, result.logs))
-            episodes.append(_describe_first_episode(family, split, result))
-    earnings = tuple(values for result in played.values() for values in result.earnings)
-    return Behaviour(iteration, suite.slot_names, suite.blueprints, tuple(usage), tuple(episodes), earnings)
+    parts: list[tuple[str, Split, EvaluationResult]] = [
+        (family, split, result)
+        for split, result in played.items()
+        for family in sorted({record.family for record in result.records})
+    ]
+    return Behaviour(
+        iteration,
+        suite.slot_names,
+        suite.blueprints,
+        usage=tuple(_count_usage(family, split, result.logs) for family, split, result in parts),
+        episodes=tuple(_describe_first_episode(*part) for part in parts),
+        earnings=tuple(values for result in played.values() for values in result.earnings),
+    )
 
 
 def _count_usage(family: str, split: Split, logs: Sequence[EpisodeLog]) -> Usage:
@@ -144,7 +148,6 @@ def _count_usage(family: str, split: Split, logs: Sequence[EpisodeLog]) -> Usage
 
 
 def _describe_first_episode(family: str, split: Split, played: EvaluationResult) -> EpisodeTimeline:
-    """The first episode of a family, which must have at least one."""
     # Records are in the order of the cohorts' logs.
     places = [(log, row) for log in played.logs for row in range(len(log.instances))]
     (log, row), record = next(
@@ -170,7 +173,7 @@ def _describe_first_episode(family: str, split: Split, played: EvaluationResult)
 
 
 def write_behaviour(path: Path, behaviour: Behaviour) -> None:
-    """Write the behaviour as JSON; raises RunError if that fails."""
+    """Write the behaviour as JSON."""
     write_atomically(path, _FILE.dump_json(behaviour, indent=1, exclude_defaults=True).decode())
 
 
@@ -211,10 +214,9 @@ _FILE = TypeAdapter(Annotated[Behaviour, AfterValidator(_require_coherent)])
 
 
 def summarise_blueprints(shapley: Sequence[SeedShapley]) -> list[Row]:
-    """A row per blueprint, the most often kept first: number of kept seeds, fraction of episodes, and value.
+    """A row per blueprint, the most often kept first: kept seeds, fraction of episodes, and mean Shapley value.
 
-    The value is the mean Shapley value of a seed over the episodes that kept one; ``negative`` is the fraction of seeds
-    with a value below 0.
+    The mean is over the episodes that kept a seed; ``negative`` is the fraction of seeds with a value below 0.
     """
     episodes: dict[str, list[tuple[str, list[float]]]] = defaultdict(list)
     for episode in shapley:
@@ -229,7 +231,7 @@ def summarise_blueprints(shapley: Sequence[SeedShapley]) -> list[Row]:
                 "blueprint": blueprint,
                 "kept": len(seeds),
                 "episodes": len(families) / len(shapley),
-                # Average within each episode first, because the seeds of one network are not independent.
+                # First the mean within each episode: seeds of one network are not independent.
                 **_average([(family, float(np.mean(values))) for family, values in families]),
                 "negative": float((seeds < 0).mean()),
             }
@@ -238,7 +240,7 @@ def summarise_blueprints(shapley: Sequence[SeedShapley]) -> list[Row]:
 
 
 def summarise_pairs(shapley: Sequence[SeedShapley], sites: Sequence[str]) -> list[Row]:
-    """A row per pair of slots, in order: number of episodes that kept seeds in both, and their mean interaction."""
+    """A row per pair of slots: number of episodes that kept seeds in both, and their mean interaction."""
     interactions: dict[tuple[int, int], list[tuple[str, float]]] = defaultdict(list)
     for episode in shapley:
         for pair in episode.pairs:
@@ -250,7 +252,7 @@ def summarise_pairs(shapley: Sequence[SeedShapley], sites: Sequence[str]) -> lis
 
 
 def _average(episodes: Sequence[tuple[str, float]]) -> Row:
-    """The mean over episodes, each given with its family, and its interval if there are enough episodes."""
+    """The mean over episodes, each with its family, and its interval if there are enough."""
     families, values = zip(*episodes, strict=True)
     if len(values) < FEWEST_EPISODES:
         return {"value": float(np.mean(values)), "value_low": None, "value_high": None}
@@ -268,7 +270,7 @@ FEWEST_INSTANCES = 2
 
 
 class LoadedPolicy(NamedTuple):
-    """A run's newest policy, acting greedily, the number of its training iterations, and its checkpoint's hash."""
+    """A run's newest policy, acting greedily, its training iterations, and its checkpoint's hash."""
 
     controller: LearnedController
     iteration: int
@@ -291,12 +293,11 @@ def load_policy(run: RunDirectory, settings: TrainSettings) -> LoadedPolicy:
 
 
 def find_controller(name: str, suite: Suite) -> tuple[Controller, EvaluationConfig]:
-    """A baseline by name, a run's policy by directory or a controller in a ``FILE.py:NAME``, and its configuration."""
+    """A baseline by name, a run's policy by directory or a controller as ``FILE.py:NAME``, and its configuration."""
     rules = {rule.name: rule for rule in create_baselines(suite)}
-    if name in rules:
-        return rules[name], EvaluationConfig(suite.name, Rules())
-    if is_in_file(name):
-        return load_controller(name, suite.steps, (*rules, POLICY)), EvaluationConfig(suite.name, Rules())
+    if name in rules or is_in_file(name):
+        controller = rules.get(name) or load_controller(name, suite.steps, (*rules, POLICY))
+        return controller, EvaluationConfig(suite.name, Rules())
     run = open_policy(name, tuple(rules))
     # The rule that advises a policy depends on the horizon of the suite on which it runs.
     settings = load_settings(TrainSettings, run.config, [f"suite={suite.name}"])
@@ -304,10 +305,10 @@ def find_controller(name: str, suite: Suite) -> tuple[Controller, EvaluationConf
 
 
 def count_trainings(name: str, suite: Suite) -> float:
-    """The cost of learning a controller or tuning it for this suite, in complete trainings of networks.
+    """The cost of learning or tuning a controller for this suite, in complete trainings of networks.
 
-    For a policy, this includes its own training with all baseline episodes, and the current cost of the policy that it
-    started from. Policies among which it was selected are not counted. For a controller in a file, the cost is 0.
+    A policy's cost includes its baseline episodes and the policy that it started from, but not the policies among which
+    it was selected. A controller in a file costs 0.
     """
     if name in {rule.name for rule in create_baselines(suite)}:
         return load_baseline_settings(suite).environment_steps.get(name, 0) / suite.steps
@@ -322,12 +323,12 @@ def count_trainings(name: str, suite: Suite) -> float:
 
 
 def count_pretraining(settings: TrainSettings, suite: Suite) -> float:
-    """Cost of the policy from which a run with these settings starts, in complete trainings of networks."""
+    """The cost of the policy from which a run with these settings starts, as by `count_trainings`."""
     return 0.0 if settings.start_from is None else count_trainings(settings.start_from, suite)
 
 
 def sample_for_evaluation(suite: Suite, split: Split, count: int, seed: int) -> list[Instance]:
-    """Draw ``count`` instances of the split with this seed, for all controllers."""
+    """Draw the instances of a split, for all controllers."""
     return suite.sample(count, split, numpy_generator(seed, _STREAMS[split]))
 
 
@@ -350,20 +351,23 @@ def evaluate_run(
 ) -> RunEvaluation:
     """Evaluate the policy and all baselines on the same instances, and write the results into the run.
 
-    Another arm is ``shuffled``: the policy's own actions, with those of each instance applied to another instance. If
-    the policy scores higher than this arm, the difference is due to its observations.
+    Another arm is ``shuffled``: the policy's actions, with those of each instance applied to another. If the policy
+    scores higher, the difference is due to its observations.
 
-    ``heldout`` is the number of instances of the families trained on, ``transfer`` that of other families; 0 omits
-    transfer. Results of the same evaluation from before an interruption are reused. ``progress`` is called with the
-    numbers of finished and of all cohorts and the current controller, ``taken_over`` once with the number of cohorts
-    that an earlier evaluation has finished and that of all.
+    Args:
+        run: A trained run. Results of the same evaluation from before an interruption are reused.
+        workers: Compute the cohorts.
+        heldout: Number of instances of the families trained on.
+        transfer: Number of instances of other families; 0 omits them.
+        progress: Called with the numbers of finished and of all cohorts, and the current controller.
+        taken_over: Called once with the number of cohorts that an earlier evaluation has finished, and that of all.
     """
     _check_counts(heldout, transfer)
     settings = load_settings(TrainSettings, run.config)
     suite, config = get_suite(settings.suite), make_evaluation_config(settings)
     policy = load_policy(run, settings)
 
-    # Every controller runs on every split. The actions to shuffle are known once the policy has run.
+    # Every controller runs on every split; the actions to shuffle are known once the policy has run.
     samples: dict[Split, list[Instance]] = {
         split: sample_for_evaluation(suite, split, count, settings.seed)
         for split, count in zip(SPLITS, (heldout, transfer), strict=True)
@@ -382,7 +386,7 @@ def evaluate_run(
     played: dict[tuple[Split, str], EvaluationResult] = {}
 
     def play(name: str, chosen: Sequence[tuple[Split, str]]) -> None:
-        """Play some games; all their cohorts form one list, so that no worker waits for the end of a game."""
+        # The cohorts of all games are one list, so that no worker waits for the end of a game.
         before = done
 
         def report(computed: int, _: int) -> None:
@@ -414,9 +418,9 @@ def evaluate_run(
 
 
 def evaluate_by_name(name: str, suite: Suite, split: Split, count: int, seed: int, workers: Workers) -> Comparison:
-    """Compare a controller with the suite's baselines on ``count`` instances, which are drawn with ``seed``.
+    """Compare a controller with the suite's baselines on ``count`` instances.
 
-    ``name`` is the name of a baseline, the directory of a run on this or another suite, or ``FILE.py:NAME``.
+    ``name`` is that of a baseline, the directory of a run on this or another suite, or ``FILE.py:NAME``.
     """
     _check_counts(count, 0)
     controller, config = find_controller(name, suite)
@@ -429,7 +433,7 @@ def evaluate_by_name(name: str, suite: Suite, split: Split, count: int, seed: in
 
 
 def read_over_seeds(paths: Sequence[Path]) -> dict[Split, Comparison]:
-    """Compare controllers over evaluated runs that differ only in their training seed, by split common to all."""
+    """Compare controllers over evaluated runs that differ only in their training seed, on the splits of all."""
     # One way of training: the same settings except for the seed.
     runs = [RunDirectory.open_training_run(path) for path in paths]
     settings = [load_settings(TrainSettings, run.config) for run in runs]
@@ -440,13 +444,11 @@ def read_over_seeds(paths: Sequence[Path]) -> dict[Split, Comparison]:
                 f"{path} was trained with other settings than {paths[0]} ({', '.join(keys)}): give runs that "
                 "differ in their seed alone, or compare ways of training with `esper compare`"
             )
-    seeds = [trained.seed for trained in settings]
-    for seed in seeds:
-        if seeds.count(seed) > 1:
+    for seed, count in Counter(trained.seed for trained in settings).items():
+        if count > 1:
             raise ConfigError(f"two of the runs have training seed {seed}: give every seed once")
 
     # All trainings must have the same length.
-    results = [read_evaluation(run.evaluation) for run in runs]
     iterations = [read_behaviour(run.behaviour).iteration for run in runs]
     for run, iteration in zip(runs, iterations, strict=True):
         if iteration != iterations[0]:
@@ -455,6 +457,7 @@ def read_over_seeds(paths: Sequence[Path]) -> dict[Split, Comparison]:
                 "them equally long and evaluate them again"
             )
 
+    results = [read_evaluation(run.evaluation) for run in runs]
     comparisons: dict[Split, Comparison] = {}
     for split in SPLITS:
         played = [select_split(evaluated, split) for evaluated in results]

@@ -1,4 +1,4 @@
-"""What a figure or a table is: its numbers, the source that they come from, and how they are drawn or written."""
+"""Figures and tables: their numbers, the source that these come from, and how they are drawn or written."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def read_numbers(rows: Sequence[Row], name: str) -> list[float]:
 
 
 def group_rows(rows: Sequence[Row], name: str) -> dict[str, list[Row]]:
-    """The rows of each value of a column, in the order in which these values first come."""
+    """The rows of each value of a column, in order of first appearance."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(str(row[name]), []).append(row)
@@ -69,9 +69,8 @@ class Figure:
     height: float = 2.3
     """Height in inches."""
     columns: int = 1
-    """How many columns of a paper in two columns it is wide."""
+    """Width, in columns of a paper in two columns."""
     rows: Sequence[Row] = ()
-    """Its numbers; without rows it cannot be drawn."""
 
 
 class Cell(NamedTuple):
@@ -81,48 +80,47 @@ class Cell(NamedTuple):
     note: str
     """Small print beside the figure."""
     bounds: tuple[str, ...]
-    """The ends of its interval, which the note has too."""
+    """The ends of its interval, also in the note."""
     mark: str
-    """What stresses it: policy, above, below, other or best."""
+    """Emphasis: policy, above, below, other or best."""
     heat: float
-    """How strongly it is coloured on the page, 0 to 1."""
+    """Opacity of its colour on the page."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table: how the values of that name in the rows are written."""
+    """A column of a table: how the rows' values of that name are written."""
 
     name: str
     write_number: Callable[[float], str] | None = None
     """Formats a number; None for a column of texts."""
     title: str | None = None
-    """The heading, if that is not the name."""
+    """The heading; None: the name."""
     bounded: bool = False
-    """Whether the rows have a value's interval, too, under its name with _low and _high."""
+    """Whether rows have the interval, too, under the name with _low and _high."""
     missing: str = EN_DASH
     long: bool = False
     """Whether a value may take several lines."""
     optional: bool = False
-    """Whether a page leaves the column out where no row has a value."""
+    """Whether the column is left out where no row has a value."""
     note: Callable[[Row], str] | None = None
     mark: Callable[[Row], str] | None = None
     heated: float | None = None
-    """A value that is coloured most strongly, smaller ones the less so."""
+    """The value that is coloured most strongly."""
 
     @property
     def heading(self) -> str:
-        """What stands above the column."""
+        """The column's title."""
         return self.name.replace("_", " ") if self.title is None else self.title
 
     def write(self, value: Value) -> str:
-        """A value as it is read."""
+        """A value as text."""
         if value is None:
             return self.missing
         return str(value) if isinstance(value, str) or self.write_number is None else self.write_number(value)
 
     def cell(self, row: Row) -> Cell:
         """The column's cell in a row."""
-        # The interval is the note, where there is one.
         ends = [row[f"{self.name}{end}"] for end in ("_low", "_high")] if self.bounded else []
         bounds = tuple(self.write(end) for end in ends if end is not None)
         note = f"[{' to '.join(bounds)}]" if bounds else self.note(row) if self.note else ""
@@ -145,13 +143,12 @@ class Table:
     absent: str
     """Why there may be no rows."""
     upright: bool = False
-    """Whether headings stand upright on the page, where they take no more room than their figures."""
+    """Whether headings stand upright on the page."""
     rows: Sequence[Row] = ()
-    """Its figures; without rows it cannot be shown."""
 
     @property
     def shown_columns(self) -> list[Column]:
-        """The columns without the optional ones that have no value in any row."""
+        """The columns without optional ones that have no value."""
         filled = {name for row in self.rows for name, value in row.items() if value is not None}
         return [column for column in self.columns if not column.optional or column.name in filled]
 
@@ -160,13 +157,9 @@ Exhibit = Figure | Table
 
 
 def run_queries(store: Path, exhibits: Sequence[Exhibit]) -> list[Exhibit]:
-    """Figures and tables whose sources are queries, with the rows that these give on the run store at that path.
-
-    Each query reads in a short transaction of its own.
-    """
+    """Figures and tables with the rows that their queries give on a run store."""
     with RunReader.open(store) as reader:
         results = [reader.query(exhibit.source.text) for exhibit in exhibits]
-    # A column of the query is a column of the rows, under the same name.
     return [
         replace(exhibit, rows=[dict(zip(result.columns, row, strict=True)) for row in result.rows])
         for exhibit, result in zip(exhibits, results, strict=True)

@@ -1,13 +1,10 @@
 """Train several configurations with several seeds each, in turns, and evaluate every policy on the same instances.
 
-An interrupted experiment continues, and finished trials are only read. A trial is an ordinary run in
-FOLDER/CONFIGURATION/seed-N, with the results of its policy in arms/policy.json. Beside it are all other arms that a
-learned policy must beat on the same instances before one can claim that control pays: the baselines, and arms that
-depend on the policy of each training seed, which are its own actions shuffled, the best fixed sequence found with its
-budget, and networks of fixed shape.
+A training is an ordinary run in FOLDER/CONFIGURATION/seed-N, with its policy's results in arms/policy.json. Beside it
+are the other arms that a policy must beat on the same instances: the baselines, and those that depend on the policy of
+each training seed: its own actions shuffled, the best fixed sequence found with its budget, and networks of fixed
+shape. An interrupted experiment continues, and what is finished is only read.
 """
-
-from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -28,14 +25,7 @@ from esper.errors import ConfigError, RunError
 from esper.lab.analysis import Comparison, compare_arms, compare_configurations
 from esper.lab.bench_suite import MOST_PLANTINGS, family_weights, make_schedule
 from esper.lab.evaluate import count_pretraining, count_trainings, load_policy
-from esper.lab.static_networks import (
-    MeasuredArm,
-    Prices,
-    StaticNetwork,
-    examples_per_decision,
-    measure_arm,
-    train_static,
-)
+from esper.lab.static_networks import MeasuredArm, Prices, StaticNetwork, measure_arm, train_static
 from esper.numerics.arrays import Floats
 from esper.numerics.random_streams import Stream, numpy_generator
 from esper.population.population import Fossils
@@ -54,7 +44,7 @@ from esper.train.evaluation import (
 )
 from esper.train.iteration import Iteration, summarise_run
 from esper.train.recorder import stack_actions
-from esper.train.results import Arm, ArmResults, Result, cache_key, load_or_compute, read_arm
+from esper.train.results import Arm, ArmResults, cache_key, load_or_compute, read_arm
 from esper.train.settings import TrainSettings
 from esper.train.trainer import check_start_policy, train_controller
 from esper.train.workers import LOCAL, Backend, Workers
@@ -62,13 +52,13 @@ from esper.train.workers import LOCAL, Backend, Workers
 ARMS = "arms"
 """The folder of results, with a file per arm."""
 LOCK_OWNER = "esper compare"
-"""The command written into the locks of trials' directories."""
+"""The command written into the locks of runs' directories."""
 _NAME = re.compile(r"\w[\w.+-]*")
 _SEED = "seed-"
 
 
-class Trial(NamedTuple):
-    """One configuration with one seed."""
+class Training(NamedTuple):
+    """The training of one configuration with one seed."""
 
     arm: str
     seed: int
@@ -101,48 +91,43 @@ class Experiment:
         """The suite that all configurations train on."""
         return next(iter(self.arms.values())).suite
 
-    def list_trials(self) -> list[Trial]:
-        """Trials seed by seed, with all arms of a seed in rotating order, so that no arm runs at better times."""
-        names = list(self.arms)
-        return [
-            Trial(names[(place + seed) % len(names)], seed) for seed in range(self.seeds) for place in range(len(names))
-        ]
+    def list_trainings(self) -> list[Training]:
+        """Trainings seed by seed, with the arms of a seed in rotating order, so that no arm runs at better times."""
+        names, count = list(self.arms), len(self.arms)
+        return [Training(names[(place + seed) % count], seed) for seed in range(self.seeds) for place in range(count)]
 
     def sample_instances(self) -> list[Instance]:
         """The held-out instances on which every policy is evaluated."""
         return get_suite(self.suite).sample(self.instances, "heldout", numpy_generator(Stream.COMPARED_INSTANCES))
 
-    def path(self, trial: Trial) -> Path:
-        """The trial's run directory."""
-        return self.folder / trial.arm / f"{_SEED}{trial.seed}"
-
-    def settings(self, trial: Trial) -> TrainSettings:
-        """The configuration with the trial's seed."""
-        return self.arms[trial.arm].model_copy(update={"seed": trial.seed})
+    def open_run(self, training: Training) -> tuple[RunDirectory, TrainSettings]:
+        """The run of a training, and its settings."""
+        run = RunDirectory(self.folder / training.arm / f"{_SEED}{training.seed}")
+        return run, self.arms[training.arm].model_copy(update={"seed": training.seed})
 
 
 def run_experiment(
-    experiment: Experiment, progress: Callable[[int, int, Trial, Iteration | None], None], backend: Backend = LOCAL
+    experiment: Experiment, progress: Callable[[int, int, Training, Iteration | None], None], backend: Backend = LOCAL
 ) -> list[Arm]:
-    """The results of each configuration's policies, computed by ``backend``; finished trials are only read.
+    """The results of each configuration's policies, computed by ``backend``; finished trainings are only read.
 
-    ``progress`` is called with the numbers of finished and of all trials, the current trial, and its newest iteration.
+    ``progress`` is called with the numbers of finished and of all trainings, the current one, and its newest iteration.
     """
     # Check policies to start from before hours of training, not after.
     for settings in experiment.arms.values():
         check_start_policy(settings)
-    trials, instances = experiment.list_trials(), experiment.sample_instances()
-    results: dict[Trial, ArmResults] = {}
+    trainings, instances = experiment.list_trainings(), experiment.sample_instances()
+    results: dict[Training, ArmResults] = {}
     with backend.open_workers(max(settings.shards for settings in experiment.arms.values())) as workers:
-        for done, trial in enumerate(trials):
-            report = partial(progress, done, len(trials), trial)
+        for done, training in enumerate(trainings):
+            report = partial(progress, done, len(trainings), training)
             report(None)
-            run, settings = RunDirectory(experiment.path(trial)), experiment.settings(trial)
+            run, settings = experiment.open_run(training)
             train_controller(settings, run.path, workers=workers, watch=lambda _, report=report: nullcontext(report))
             with run.locked(LOCK_OWNER):
-                results[trial] = play_policy(run, settings, instances, workers)
-    # In the order of the configurations, whatever the order of the trials.
-    return [Arm(name, [results[Trial(name, seed)] for seed in range(experiment.seeds)]) for name in experiment.arms]
+                results[training] = play_policy(run, settings, instances, workers)
+    # In the order of the configurations, whatever the order of the trainings.
+    return [Arm(name, [results[Training(name, seed)] for seed in range(experiment.seeds)]) for name in experiment.arms]
 
 
 def play_policy(
@@ -159,7 +144,7 @@ def play_policy(
         steps += round(count_pretraining(settings, suite) * suite.steps)
         return ArmResults(steps, measure_arm(played, suite).outcomes)
 
-    return load_or_compute(arm_file(run.path, POLICY), arm_key(POLICY, settings, policy.sha256, instances), play)
+    return load_or_compute(arm_file(run.path, POLICY), _arm_key(POLICY, settings, policy.sha256, instances), play)
 
 
 def arm_file(folder: Path, arm: str) -> Path:
@@ -167,9 +152,9 @@ def arm_file(folder: Path, arm: str) -> Path:
     return folder / ARMS / f"{arm}.json"
 
 
-def arm_key(arm: str, settings: TrainSettings, policy: str, instances: Sequence[Instance]) -> str:
-    """The key under which an arm's results are valid; ``policy`` is the hash of the policy on which they depend."""
-    return cache_key(arm, describe_evaluation_inputs(settings, policy), [instance.to_json() for instance in instances])
+def _arm_key(arm: str, settings: TrainSettings, source: str, instances: Sequence[Instance]) -> str:
+    """The key under which an arm's results are valid; ``source`` is the hash of the policy or file behind them."""
+    return cache_key(arm, describe_evaluation_inputs(settings, source), [instance.to_json() for instance in instances])
 
 
 def read_experiment(folder: Path) -> tuple[Comparison, Comparison | None]:
@@ -187,19 +172,19 @@ def read_experiment(folder: Path) -> tuple[Comparison, Comparison | None]:
     if not seeds:
         raise RunError(f"no training seed is finished for all configurations in {folder}: continue `esper compare`")
 
-    # The first configuration is the one whose first trial started first.
+    # The first configuration is the one whose first training started first.
     def read_start(name: str) -> float:
         with RunReader.open(RunDirectory(folder / name / f"{_SEED}{seeds[0]}").store) as reader:
             ((time,),) = reader.rows("SELECT coalesce(min(time), 0.0) AS time FROM events")
         return time
 
-    trials = {
+    runs = {
         name: [folder / name / f"{_SEED}{seed}" for seed in seeds]
         for name in sorted(done, key=lambda name: (read_start(name), name))
     }
-    configurations = [_read_arm(name, [arm_file(run, POLICY) for run in runs]) for name, runs in trials.items()]
-    first = configurations[0].name
-    instances = [result.instance for result in configurations[0].outcomes[0]]
+    configurations = [_read_arm(name, [arm_file(run, POLICY) for run in paths]) for name, paths in runs.items()]
+    policy = configurations[0]
+    instances = [result.instance for result in policy.outcomes[0]]
 
     def has_played(arm: Arm) -> bool:
         return all([result.instance for result in results] == instances for results in arm.outcomes)
@@ -207,17 +192,16 @@ def read_experiment(folder: Path) -> tuple[Comparison, Comparison | None]:
     if not all(map(has_played, configurations)):
         raise RunError(f"the policies in {folder} did not all play the same instances: call `esper compare` again")
 
-    # The policy, then all other finished arms; those that depend on policies need all seeds.
-    files = {path.stem: [path] for path in sorted((folder / first / ARMS).glob("*.json"))}
-    for path in sorted((trials[first][0] / ARMS).glob("*.json")):
-        by_seed = [run / ARMS / path.name for run in trials[first]]
-        if all(file.is_file() for file in by_seed):
+    # All other finished arms; those that depend on policies need all seeds.
+    first = runs[policy.name]
+    files = {path.stem: [path] for path in sorted((folder / policy.name / ARMS).glob("*.json"))}
+    for path in sorted((first[0] / ARMS).glob("*.json")):
+        by_seed = [run / ARMS / path.name for run in first]
+        if path.stem != POLICY and all(file.is_file() for file in by_seed):
             files[path.stem] = by_seed
-    policy = _read_arm(POLICY, files.pop(POLICY))
-    others = [_read_arm(name, paths) for name, paths in files.items()]
-    comparable = [arm for arm in others if has_played(arm)]
-    arms = compare_arms([policy, *comparable]) if comparable else None
-    return compare_configurations(configurations), arms
+    arms = [arm for arm in (_read_arm(name, paths) for name, paths in files.items()) if has_played(arm)]
+    compared = compare_arms([Arm(POLICY, policy.seeds), *arms]) if arms else None
+    return compare_configurations(configurations), compared
 
 
 def _read_arm(name: str, files: Sequence[Path]) -> Arm:
@@ -232,7 +216,6 @@ def _read_arm(name: str, files: Sequence[Path]) -> Arm:
 
 # All arms -------------------------------------------------------------------------------------------------------------
 
-# Names of the arms that depend on a policy.
 SEQUENCE = "sequence"
 STATIC = "static"
 STATIC_EQUAL_FLOPS = "static_equal_flops"
@@ -254,7 +237,7 @@ class _Job:
     """An arm to compute, for one training seed if it depends on training seeds."""
 
     arm: str
-    run: RunDirectory
+    folder: Path
     """Where its results are stored: the run whose policy it depends on, or the configuration's folder."""
     key: str
     steps: int
@@ -283,31 +266,36 @@ def run_arms(
     backend: Backend = LOCAL,
     own: Mapping[str, Controller] = MappingProxyType({}),
 ) -> list[Arm]:
-    """The arms of an experiment: the first configuration's policy, then all others; stored results are reused.
+    """The arms of a finished experiment: the first configuration's policy, then all others; stored results are reused.
 
-    The experiment's trials must be done. ``own`` are the user's controllers, by their ``FILE.py:NAME``. ``progress`` is
-    called with the environment steps done, their total number, and the current arm (empty at the end).
+    ``own`` are the user's controllers, by their ``FILE.py:NAME``. ``progress`` is called with the environment steps
+    done, their total number, and the current arm (empty at the end).
     """
     instances, name = experiment.sample_instances(), next(iter(experiment.arms))
     settings, folder, suite = experiment.arms[name], experiment.folder / name, get_suite(experiment.suite)
     results: dict[str, list[ArmResults]] = {}
+
+    def play_once(controller: Controller, address: str, _: CountSteps) -> ArmResults:
+        # The search for a tuned baseline's settings counts as its cost.
+        searched = round(count_trainings(address or controller.name, suite) * suite.steps)
+        played = evaluate_controllers(workers, [controller], make_evaluation_config(settings), instances)[0]
+        return ArmResults(searched, measure_arm(played, suite).outcomes)
+
     with hold_lock(folder / "arms.lock", LOCK_OWNER), backend.open_workers(settings.shards) as workers:
         # Baselines and the user's controllers run once; all other arms depend on the policy of each training seed.
-        players = [("", controller) for controller in create_baselines(suite)] + list(own.items())
         jobs = [
             _Job(
                 arm=controller.name,
-                run=RunDirectory(folder),
-                key=arm_key(controller.name, settings, hash_file(address) if address else "", instances),
+                folder=folder,
+                key=_arm_key(controller.name, settings, hash_file(address) if address else "", instances),
                 steps=len(instances) * suite.steps,
-                compute=partial(_play_baseline, controller, address or controller.name, settings, instances, workers),
+                compute=partial(play_once, controller, address),
                 label=controller.name,
             )
-            for address, controller in players
+            for address, controller in [*(("", rule) for rule in create_baselines(suite)), *own.items()]
         ]
         for seed in range(experiment.seeds):
-            trial = Trial(name, seed)
-            run, seeded = RunDirectory(experiment.path(trial)), experiment.settings(trial)
+            run, seeded = experiment.open_run(Training(name, seed))
             policy = play_policy(run, seeded, instances, workers)
             results.setdefault(POLICY, []).append(policy)
             jobs += _list_followers(run, seeded, instances, workers, policy.environment_steps)
@@ -324,25 +312,10 @@ def run_arms(
 
             count_steps(0)
             compute = partial(job.compute, count_steps)
-            results.setdefault(job.arm, []).append(load_or_compute(arm_file(job.run.path, job.arm), job.key, compute))
+            results.setdefault(job.arm, []).append(load_or_compute(arm_file(job.folder, job.arm), job.key, compute))
             done += job.steps
     progress(total, total, "")
     return [Arm(arm, seeds) for arm, seeds in results.items()]
-
-
-def _play_baseline(
-    controller: Controller,
-    name: str,
-    settings: TrainSettings,
-    instances: Sequence[Instance],
-    workers: Workers,
-    _: CountSteps,
-) -> ArmResults:
-    suite = get_suite(settings.suite)
-    # The search for a tuned baseline's settings counts as its cost.
-    searched = round(count_trainings(name, suite) * suite.steps)
-    played = evaluate_controllers(workers, [controller], make_evaluation_config(settings), instances)[0]
-    return ArmResults(searched, measure_arm(played, suite).outcomes)
 
 
 def _list_followers(
@@ -374,43 +347,38 @@ def _list_followers(
         sequence, taken = search_sequence(config, environment_steps, settings.seed, workers, count_steps)
         return ArmResults(taken, measure_arm(play(sequence), suite).outcomes)
 
-    def train(arm: str, networks: Sequence[Fossils], decisions: Sequence[int]) -> list[Result]:
+    def train(arm: str, networks: Sequence[Fossils], decisions: Sequence[int], steps: int) -> ArmResults:
         static = [StaticNetwork(*network) for network in zip(instances, networks, decisions, strict=True)]
-        return train_static(workers, config, arm, static)
-
-    def afford(networks: Sequence[Fossils]) -> list[int]:
-        """Number of decisions for which each network can train with the FLOPs of the policy's network, rounded."""
-        prices, examples = Prices(suite), examples_per_decision(suite)
-        return [
-            max(round(flops / (TRAINING_PASSES * examples * prices.network(instance, fossils))), 1)
-            for flops, instance, fossils in zip(measure_policy().flops, instances, networks, strict=True)
-        ]
+        return ArmResults(steps, train_static(workers, config, arm, static))
 
     def train_final(_: CountSteps) -> ArmResults:
         """The policy's final networks, trained from scratch on the same number of minibatches."""
         lengths = np.concatenate([np.sum(log.running, axis=0) for log in play_again().logs])
-        return ArmResults(environment_steps, train(STATIC, measure_policy().fossils, lengths.tolist()))
+        return train(STATIC, measure_policy().fossils, lengths.tolist(), environment_steps)
 
-    def train_for_equal_flops(arm: str) -> ArmResults:
-        """Those networks or hosts that never grow, trained with the training FLOPs of the policy's networks."""
-        if arm == NONE_EQUAL_FLOPS:
-            networks, steps = [()] * len(instances), 0
-        else:
-            networks, steps = measure_policy().fossils, environment_steps
-        return ArmResults(steps, train(arm, networks, afford(networks)))
+    def train_for_equal_flops(arm: str, networks: Sequence[Fossils], steps: int) -> ArmResults:
+        """Networks trained with the training FLOPs of the policy's networks, rounded to whole decisions."""
+        prices = Prices(suite)
+        decisions = [
+            max(round(flops / (TRAINING_PASSES * prices.examples * prices.network(instance, fossils))), 1)
+            for flops, instance, fossils in zip(measure_policy().flops, instances, networks, strict=True)
+        ]
+        return train(arm, networks, decisions, steps)
 
     followers: dict[str, Callable[[CountSteps], ArmResults]] = {
         SHUFFLED: shuffle,
         SEQUENCE: search,
         STATIC: train_final,
-        STATIC_EQUAL_FLOPS: lambda _: train_for_equal_flops(STATIC_EQUAL_FLOPS),
-        NONE_EQUAL_FLOPS: lambda _: train_for_equal_flops(NONE_EQUAL_FLOPS),
+        STATIC_EQUAL_FLOPS: lambda _: train_for_equal_flops(
+            STATIC_EQUAL_FLOPS, measure_policy().fossils, environment_steps
+        ),
+        NONE_EQUAL_FLOPS: lambda _: train_for_equal_flops(NONE_EQUAL_FLOPS, [()] * len(instances), 0),
     }
     return [
         _Job(
             arm=arm,
-            run=run,
-            key=arm_key(arm, settings, policy.sha256, instances),
+            folder=run.path,
+            key=_arm_key(arm, settings, policy.sha256, instances),
             steps=len(instances) * suite.steps + (environment_steps if arm == SEQUENCE else 0),
             compute=compute,
             label=f"{arm}, seed {settings.seed}",
@@ -431,8 +399,8 @@ def search_sequence(
     `SURVIVORS` survives. Returns the winner and the steps taken: the budget less what is too little for a fair round.
     """
     suite, rng = get_suite(config.suite), numpy_generator(seed, Stream.SEQUENCE_SEARCH)
-    # Doing nothing is always a candidate.
     rounds, first = plan_rounds(environment_steps // suite.steps)
+    # Doing nothing is always a candidate.
     drawn = [make_schedule(suite, draw_plantings(suite, rng)) for _ in range(first - 1)]
     candidates: list[Schedule] = [make_schedule(suite, []), *drawn]
     left = environment_steps
@@ -468,11 +436,10 @@ def score_controllers(
 
 
 def draw_plantings(suite: Suite, rng: np.random.Generator) -> list[Planting]:
-    """Plantings in up to `MOST_PLANTINGS` different slots."""
+    """Plantings in up to `MOST_PLANTINGS` different slots: half of them at once, the others at a random step."""
     most = min(MOST_PLANTINGS, len(suite.sites))
     slots: list[int] = rng.permutation(len(suite.sites))[: int(rng.integers(1, most + 1))].tolist()
-    # Half of the plantings are immediate, the others at a random step that leaves time to earn the rent.
-    latest = round(0.6 * suite.steps)
+    latest = round(0.6 * suite.steps)  # leaves time to earn the rent
     return [
         Planting(
             0 if rng.random() < 0.5 else int(rng.integers(latest + 1)), slot, int(rng.integers(len(suite.blueprints)))

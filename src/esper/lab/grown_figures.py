@@ -1,7 +1,5 @@
 """Figures and tables of one model that grew: its learning, its slots, its seeds' lives, its decisions."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -31,19 +29,10 @@ from esper.lab.drawing import (
     draw_lanes,
     explain_stages,
     name_rows,
+    plot_curve,
     set_integer_axis,
 )
-from esper.lab.exhibit import (
-    Column,
-    Exhibit,
-    Figure,
-    Files,
-    Query,
-    Row,
-    Table,
-    group_rows,
-    read_numbers,
-)
+from esper.lab.exhibit import Column, Exhibit, Figure, Files, Query, Row, Table, group_rows, read_numbers
 from esper.lifecycle.table import OWNING, Stage
 from esper.runs.reader import LOSS, METRIC_NAME, RunMetric, RunReader, describe_contributions
 
@@ -70,7 +59,7 @@ _HOST, _SEED = (0.0, 0.16), (0.3, 1.0)
 _HEIGHT = 0.62
 """Height of a box."""
 _LEAST = 0.05
-"""Share of a box that is filled at least, to show the stage of a seed that does not count yet."""
+"""Least share of a box that is filled, to show the stage of a seed that does not count yet."""
 _MARGIN, _ROW = 0.75, 0.42
 """Inches: of all that is no slot, and of a slot."""
 
@@ -266,7 +255,7 @@ def compare_with_bare(store: Path, metadata: Mapping[str, Any], bare_store: Path
         for decision, value in values.items()
     ]
 
-    # Models are compared after equal training only.
+    # Models are compared after equal training.
     last = min(max(sizes[model], default=0) for model in curves)
     figures = {name: [curves[model][name].get(last, math.nan) for model in curves] for name in curves[GROWN]}
     if isinstance(host := metadata.get("host_parameters"), int):
@@ -311,13 +300,12 @@ def _write_size_or_measure(value: float) -> str:
 
 
 def _draw_bare(canvas: Canvas, rows: Sequence[Row]) -> None:
-    """A panel per measure, with a curve for each of the two models."""
     measures = group_rows(rows, "measure")
     panels = canvas.subplots(1, len(measures), squeeze=False)[0]
     styles: dict[str, dict[str, Any]] = {GROWN: {"color": BLUE}, BARE: {"color": VERMILION, "linestyle": DASHED}}
     for axes, (name, curves) in zip(panels, measures.items(), strict=True):
         for model, curve in group_rows(curves, "model").items():
-            axes.plot(read_numbers(curve, "decision"), read_numbers(curve, "value"), label=model, **styles[model])
+            plot_curve(axes, curve, "decision", label=model, **styles[model])
         axes.set_ylabel(name)
         set_integer_axis(axes, "decision")
     add_legend(canvas)
@@ -329,19 +317,17 @@ def _name_measures(metric: RunMetric) -> str:
 
 
 def _draw_curves(canvas: Canvas, rows: Sequence[Row]) -> None:
-    """A panel per measure: the run's own metric above, then the loss and the parameters."""
+    # A panel per measure: the run's own metric, which may have any name, then the loss and the parameters.
     measures = group_rows(rows, "measure")
-    # A user-defined metric may have any name: it is the one that is not known.
     panels = [
         *(name for name in measures if name not in (*_PANELS, _ROLLBACK)),
         *(name for name in _PANELS if name in measures),
     ]
     rollbacks = read_numbers(measures.get(_ROLLBACK, []), "decision")
-    # One column of panels over the same decisions.
     column = canvas.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
     for axes, name in zip(column, panels, strict=True):
         for data, curve in group_rows(measures[name], "data").items():
-            axes.plot(read_numbers(curve, "decision"), read_numbers(curve, "value"), color=_DATA[data], label=data)
+            plot_curve(axes, curve, "decision", color=_DATA[data], label=data)
         for decision in rollbacks:
             axes.axvline(decision, color=VERMILION, linewidth=0.8, linestyle=":", label=_ROLLBACK)
         axes.set_ylabel(_PANELS.get(name, name))
@@ -366,15 +352,8 @@ def _draw_contributions(canvas: Canvas, rows: Sequence[Row]) -> None:
     for index, (slot, curve) in enumerate(group_rows(rows, "slot_name").items()):
         # Neighbours differ in their dashes, and so do slots of one colour.
         dashes = _DASHES[(index + index // len(COLOURS)) % len(_DASHES)]
-        axes.plot(
-            read_numbers(curve, "decision"),
-            read_numbers(curve, "contribution"),
-            color=f"C{index}",
-            linestyle=dashes,
-            label=slot,
-            marker=".",
-            markersize=2.5,
-        )
+        style: dict[str, Any] = {"color": f"C{index}", "linestyle": dashes, "marker": ".", "markersize": 2.5}
+        plot_curve(axes, curve, "decision", "contribution", label=slot, **style)
     axes.set_ylabel("contribution")
     set_integer_axis(axes, "decision")
     add_legend(canvas)
@@ -382,16 +361,17 @@ def _draw_contributions(canvas: Canvas, rows: Sequence[Row]) -> None:
 
 
 def _draw_snapshots(canvas: Canvas, rows: Sequence[Row]) -> None:
-    """A panel per moment, with the host's layers from top to bottom and the seed behind each."""
-    # The query has chosen the moments: evenly spread, the first and the last among them.
+    # A panel per moment, with the host's layers from top to bottom and the seed behind each.
     moments, slots = list(group_rows(rows, "decision").values()), list(group_rows(rows, "slot_name"))
     canvas.set_size_inches(canvas.get_figwidth(), _MARGIN + _ROW * len(slots))
     panels = canvas.subplots(1, len(moments), sharey=True, squeeze=False)[0]
     stages: set[Stage] = set()
     small: dict[str, Any] = {"fontsize": LABEL_SIZE - 0.5, "ha": "center", "va": "center", "clip_on": True}
+    filled: dict[str, Any] = {"linewidth": 0, "zorder": 2}
+    empty: dict[str, Any] = {"linewidth": 0.6, "fill": False}
     middle = sum(_SEED) / 2
     for axes, moment in zip(panels, moments, strict=True):
-        # Figures of the whole network, which are the same in every row of a moment.
+        # Figures of the whole network, the same in every row of a moment.
         first = moment[0]
         value, added = measure(read_numbers([first], "value")[0]), signed_percent(read_numbers([first], "added")[0])
         axes.set_title(f"decision {first['decision']}", fontsize=LABEL_SIZE + 0.5, loc="center")
@@ -404,11 +384,11 @@ def _draw_snapshots(canvas: Canvas, rows: Sequence[Row]) -> None:
         axes.plot([sum(_HOST) / 2] * 2, [-0.5, len(moment) - 0.5], color=SOFT, linewidth=0.8, zorder=1)
         for place, row in enumerate(moment):
             top, stage = place - _HEIGHT / 2, Stage[str(row["stage"]).upper()]
-            axes.add_patch(_make_box(_HOST, top, SOFT))
+            axes.add_patch(_make_box(_HOST, top, facecolor=SOFT, **filled))
 
             # An empty slot: a pale frame, with what was pruned there.
             if stage not in OWNING:
-                axes.add_patch(_make_frame(top, LINE))
+                axes.add_patch(_make_box(_SEED, top, edgecolor=LINE, **empty))
                 if row["pruned"] is not None:
                     axes.text(middle, place, f"\N{MULTIPLICATION SIGN} {row['pruned']}", color=VERMILION, **small)
                 continue
@@ -417,8 +397,8 @@ def _draw_snapshots(canvas: Canvas, rows: Sequence[Row]) -> None:
             stages.add(stage)
             axes.plot([_HOST[1], _SEED[0]], [place, place], color=SOFT, linewidth=0.8, zorder=1)
             alpha, contribution = (read_numbers([row], name)[0] for name in ("alpha", "contribution"))
-            axes.add_patch(_make_box(_SEED, top, STAGE_STYLES[stage].colour, max(alpha, _LEAST)))
-            axes.add_patch(_make_frame(top, SOFT))
+            axes.add_patch(_make_box(_SEED, top, max(alpha, _LEAST), facecolor=STAGE_STYLES[stage].colour, **filled))
+            axes.add_patch(_make_box(_SEED, top, edgecolor=SOFT, **empty))
             ink = ON_BARS if alpha > 0.5 else INK
             axes.text(middle, place - 0.13, str(row["blueprint"]), color=ink, **small)
             if not math.isnan(contribution):
@@ -431,11 +411,6 @@ def _draw_snapshots(canvas: Canvas, rows: Sequence[Row]) -> None:
         canvas.legend(boxes, meanings, loc="outside upper center", ncols=across)
 
 
-def _make_box(sides: tuple[float, float], top: float, colour: str, share: float = 1.0) -> Rectangle:
+def _make_box(sides: tuple[float, float], top: float, share: float = 1.0, **style: Any) -> Rectangle:
     left, right = sides
-    return Rectangle((left, top), share * (right - left), _HEIGHT, facecolor=colour, linewidth=0, zorder=2)
-
-
-def _make_frame(top: float, colour: str) -> Rectangle:
-    left, right = _SEED
-    return Rectangle((left, top), right - left, _HEIGHT, fill=False, edgecolor=colour, linewidth=0.6)
+    return Rectangle((left, top), share * (right - left), _HEIGHT, **style)

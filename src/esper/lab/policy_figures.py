@@ -1,7 +1,5 @@
 """How policies learned, what evaluations and comparisons show of them, and what they did."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,22 +31,11 @@ from esper.lab.drawing import (
     draw_levels,
     explain_stages,
     name_rows,
+    plot_curve,
     set_integer_axis,
 )
 from esper.lab.evaluate import Behaviour, EpisodeTimeline, summarise_blueprints, summarise_pairs
-from esper.lab.exhibit import (
-    Column,
-    Exhibit,
-    Figure,
-    Files,
-    Query,
-    Row,
-    Table,
-    Value,
-    group_rows,
-    read_numbers,
-    run_queries,
-)
+from esper.lab.exhibit import Column, Exhibit, Figure, Files, Query, Row, Table, group_rows, read_numbers, run_queries
 from esper.lab.experiment import ARMS
 from esper.lab.standings import describe_basis, name_instances, standings_columns, standings_rows
 from esper.lifecycle.table import Stage
@@ -62,7 +49,6 @@ _NO_ITERATION = "no iteration is done"
 
 def _draw_learning(canvas: Canvas, rows: Sequence[Row]) -> None:
     axes = canvas.subplots()
-    # One query gives all curves; each kind has its style.
     kinds = group_rows(rows, "kind")
     styles: dict[str, dict[str, Any]] = {
         "J": {"color": GREY, "linewidth": 0.6},
@@ -70,16 +56,15 @@ def _draw_learning(canvas: Canvas, rows: Sequence[Row]) -> None:
         "probe": {"color": BLUE, "marker": "o"},
     }
     if "reward" in kinds:
-        # Where controllers are paid differently, their mean says little: each reward has its own curve.
+        # Where controllers are paid differently, each reward has its own curve, as their mean says little.
         del styles["J"], styles["smoothed"]
         colours = cycle(colour for colour in COLOURS if colour != BLUE)  # that of the greedy policy
         for (name, curve), colour in zip(group_rows(kinds["reward"], "name").items(), colours, strict=False):
-            numbers = read_numbers(curve, "iteration"), read_numbers(curve, "value")
-            axes.plot(*numbers, label=name, color=colour)
+            plot_curve(axes, curve, "iteration", label=name, color=colour)
     for kind, style in styles.items():
         if curve := kinds.get(kind):
             label = str(curve[0]["name"])
-            axes.plot(read_numbers(curve, "iteration"), read_numbers(curve, "value"), label=label, **style)
+            plot_curve(axes, curve, "iteration", label=label, **style)
     if levels := kinds.get("baseline"):
         # The axes have to hold the levels, too.
         baselines = dict(zip(group_rows(levels, "name"), read_numbers(levels, "value"), strict=True))
@@ -201,21 +186,16 @@ ORDER BY kind DESC, name, iteration
 
 
 def health_figure(target_kl: float) -> Figure:
-    """The figure of training's health, without its caption, which needs the numbers."""
+    """Small plots that show whether training is healthy, without their caption, which needs the numbers."""
     draw = partial(_draw_health, KL_STOP * target_kl)
     return Figure("health", "", _HEALTH, draw, _NO_ITERATION, height=5, columns=2)
 
 
 def exhibit_health(store: Path, target_kl: float, rollbacks: Mapping[str, int]) -> Exhibit:
-    """Small plots of the figures that show whether training is healthy; raises as `run_queries`.
-
-    ``rollbacks`` counts the governor's rollbacks by their cause.
-    """
-    # The caption counts what the figure shows, so it is written after the query.
+    """The `health_figure` of a run; ``rollbacks`` counts the governor's rollbacks by their cause."""
     (figure,) = run_queries(store, [health_figure(target_kl)])
     caption = "Health of the policy's updates, by iteration"
-    anomalies = Counter(row["name"] for row in figure.rows if row["kind"] == "anomaly")
-    if anomalies:
+    if anomalies := Counter(row["name"] for row in figure.rows if row["kind"] == "anomaly"):
         counts = [f"{name} ({number})" for name, number in sorted(anomalies.items())]
         caption += f"; ticks at the bottom mark iterations with an anomaly: {', '.join(counts)}. "
     else:
@@ -231,7 +211,7 @@ def exhibit_health(store: Path, target_kl: float, rollbacks: Mapping[str, int]) 
 
 def _draw_health(kl_stop: float, canvas: Canvas, rows: Sequence[Row]) -> None:
     kinds = group_rows(rows, "kind")
-    # Gauges that this run has no figures of are left out, and their axes stay empty.
+    # Gauges without figures are left out, and their axes stay empty.
     series = group_rows(kinds.get("figure", []), "name")
     anomalies = read_numbers(kinds.get("anomaly", []), "iteration")
     gauges = [gauge for gauge in GAUGES if gauge.series in series]
@@ -240,13 +220,12 @@ def _draw_health(kl_stop: float, canvas: Canvas, rows: Sequence[Row]) -> None:
         for level in (kl_stop,) if gauge.series == KL else gauge.levels:
             axes.axhline(level, color=GREY, linewidth=0.7, linestyle=DASHED)
         curve = series[gauge.series]
-        axes.plot(read_numbers(curve, "iteration"), read_numbers(curve, "value"), color=BLUE)
+        plot_curve(axes, curve, "iteration", color=BLUE)
         axes.set_title(gauge.name, fontweight="bold", pad=18)
         axes.text(0, 1.05, gauge.meaning, transform=axes.transAxes, color=SOFT, fontsize=LABEL_SIZE - 0.5)
         axes.locator_params(axis="y", nbins=4)
         set_integer_axis(axes, "")
         for iteration in anomalies:
-            # Ticks at the bottom of every gauge: an anomaly concerns the whole update.
             axes.axvline(iteration, ymax=0.08, color=VERMILION, linewidth=1.2)
     for axes in grid[len(gauges) :]:
         axes.set_axis_off()
@@ -260,7 +239,7 @@ _EPISODES_ACROSS = 2
 _ACCURACY_HEIGHT, _PANEL_MARGIN, _EPISODES_MARGIN = 0.5, 0.75, 0.5
 """Inches: of an episode's accuracy, of the titles of its panel, and of the figure's legend."""
 _NOBODY = "there are no results yet"
-_TRIALS = Files(
+_TRAININGS = Files(
     f"CONFIGURATION/seed-N/{ARMS}/ARM.json in the comparison's folder ({POLICY}.json of a configuration itself), and "
     f"CONFIGURATION/{ARMS}/ARM.json of arms without training seeds, the list value.outcomes: score, test_accuracy, "
     "added_parameters / host_parameters and flops, averaged over training seeds and instances; intervals are over "
@@ -268,11 +247,8 @@ _TRIALS = Files(
 )
 
 
-# Who scores how much --------------------------------------------------------------------------------------------------
-
-
 def exhibit_evaluation(comparisons: Mapping[Split, Comparison]) -> dict[Split, dict[str, Exhibit]]:
-    """An evaluated policy and the other controllers on each split that was played, in one run or in several."""
+    """An evaluated policy and the other controllers, by split, in one run or in several."""
     exhibits: dict[Split, dict[str, Exhibit]] = {}
     for split, comparison in comparisons.items():
         where, over = (
@@ -289,20 +265,19 @@ def exhibit_evaluation(comparisons: Mapping[Split, Comparison]) -> dict[Split, d
     return exhibits
 
 
-def exhibit_trials(comparison: Comparison, configuration: str | None = None) -> dict[str, Exhibit]:
-    """The first configuration against the others, or the policies of a configuration among all arms."""
+def exhibit_arms(comparison: Comparison, configuration: str | None = None) -> dict[str, Exhibit]:
+    """The first configuration against the others, or the policies of ``configuration`` among all arms."""
     seeds, instances = plural(comparison.seeds, "training seed"), name_instances(comparison.instances)
     if configuration is None:
         name, who = "configurations", f"all configurations, {seeds} each,"
     else:
         name, who = "arms", f"the policies of {configuration} ({seeds}) and all other arms"
-    return _exhibit_comparison(name, f"{who} on the same {instances}", _TRIALS, comparison)
+    return _exhibit_comparison(name, f"{who} on the same {instances}", _TRAININGS, comparison)
 
 
 def _exhibit_comparison(name: str, players: str, source: Files, comparison: Comparison) -> dict[str, Exhibit]:
     """All figures and tables of a comparison; ``players`` is a phrase for their captions: who played what."""
     rows, names = standings_rows(comparison), [arm.name for arm in comparison.standings]
-    # Scores in rows, with their intervals.
     scores = Figure(
         f"{name}_scores",
         f"Mean score of {players}, with 95% intervals. {SCORE_MEANING}",
@@ -314,7 +289,6 @@ def _exhibit_comparison(name: str, players: str, source: Files, comparison: Comp
     )
 
     has_flops = any(arm.flops is not None for arm in comparison.standings)
-    # Accuracy against cost.
     costs = Figure(
         f"{name}_costs",
         f"Mean test accuracy of {players} against mean parameters added, as a share of the host's"
@@ -328,7 +302,7 @@ def _exhibit_comparison(name: str, players: str, source: Files, comparison: Comp
         rows=rows,
     )
 
-    # The table of all figures, whose caption explains the columns that it has.
+    # The caption explains the columns that the table has.
     columns, reference = standings_columns(comparison), comparison.reference.name
     optional = {
         "flops": "MFLOP: cost of training one network, without measurements.",
@@ -394,9 +368,8 @@ def _draw_scores(canvas: Canvas, rows: Sequence[Row]) -> None:
 
 
 def _draw_costs(canvas: Canvas, rows: Sequence[Row]) -> None:
-    """Test accuracy against what it costs, a panel for each cost that is known."""
+    # A panel for each cost that is known.
     costs = {"added": (1, "parameters added / host's"), "flops": (MEGA, "training MFLOP")}
-    # FLOPs are known for comparisons only.
     measured = [name for name in costs if not all(map(math.isnan, read_numbers(rows, name)))]
     panels = canvas.subplots(1, len(measured), sharey=True, squeeze=False)[0]
 
@@ -408,15 +381,8 @@ def _draw_costs(canvas: Canvas, rows: Sequence[Row]) -> None:
         unit, title = costs[cost]
         for index, row in enumerate(rows):
             (x, across), (y, upright) = read_whiskers(row, cost, unit), read_whiskers(row, "accuracy")
-            bars = axes.errorbar(
-                [x],
-                [y],
-                xerr=across,
-                yerr=upright,
-                elinewidth=0.8,
-                color=COLOURS[index % len(COLOURS)],
-                label=str(row["name"]),
-            )
+            colour, name = COLOURS[index % len(COLOURS)], str(row["name"])
+            bars = axes.errorbar([x], [y], xerr=across, yerr=upright, elinewidth=0.8, color=colour, label=name)
             bars.lines[0].set(marker=_MARKERS[index % len(_MARKERS)], linestyle="none")
         axes.set_xlabel(title)
     panels[0].set_ylabel("test accuracy")
@@ -427,16 +393,16 @@ def _draw_costs(canvas: Canvas, rows: Sequence[Row]) -> None:
 
 
 def exhibit_behaviour(behaviour: Behaviour) -> dict[str, Exhibit]:
-    """Figures and tables of what the policy did, by subject; one without rows has nothing to show."""
-    usage, sites, episodes = behaviour.usage, behaviour.sites, behaviour.earnings or ()
+    """Figures and tables of what the policy did, by subject."""
+    usage, sites, names, episodes = behaviour.usage, behaviour.sites, behaviour.blueprints, behaviour.earnings or ()
     usage_file, earnings_file, episodes_file = (
         Files(f"behaviour.json in the run's directory, the list {key}.\n") for key in ("usage", "earnings", "episodes")
     )
 
-    # By family: operations.
     family = Column("family", note=lambda row: "(new)" if row["split"] == "transfer" else "")
     used = [name for name in usage[0].operations if any(entry.operations[name] for entry in usage)]
-    operations = Table(
+    exhibits: dict[str, Exhibit] = {}
+    exhibits["operations"] = Table(
         "behaviour_operations",
         "Share of the policy's decisions per operation, by family.",
         usage_file,
@@ -450,37 +416,31 @@ def exhibit_behaviour(behaviour: Behaviour) -> dict[str, Exhibit]:
     )
 
     # By family: seeds of each blueprint kept out of those germinated; no number for those that never germinated.
-    blueprint_rows: list[Row] = []
+    blueprint_rows: list[dict[str, Any]] = []
     for entry in usage:
-        row: dict[str, Value] = {"family": entry.family, "split": entry.split}
-        for name in behaviour.blueprints:
+        row: dict[str, Any] = {"family": entry.family, "split": entry.split}
+        for name in names:
             plants = [plant for plant in entry.plants if plant.blueprint == name]
             germinated = sum(plant.germinated for plant in plants)
             row |= {name: sum(plant.kept for plant in plants) if germinated else None, f"{name}_germinated": germinated}
         blueprint_rows.append(row)
-    most = max((float(row[name] or 0) for row in blueprint_rows for name in behaviour.blueprints), default=0.0)
+    most = max((row[name] or 0.0 for row in blueprint_rows for name in names), default=0.0)
 
     def note_germinated(name: str) -> Callable[[Row], str]:
         return lambda row: "" if row[name] is None else f"of {row[f'{name}_germinated']:.2f}"
 
-    blueprints = Table(
+    exhibits["blueprints"] = Table(
         "behaviour_blueprints",
         "Seeds kept per episode, by blueprint and family, out of those germinated.",
         usage_file,
-        (
-            family,
-            *(
-                Column(name, "{:.2f}".format, name, note=note_germinated(name), heated=most)
-                for name in behaviour.blueprints
-            ),
-        ),
+        (family, *(Column(name, "{:.2f}".format, name, note=note_germinated(name), heated=most) for name in names)),
         "there are no blueprints",
         upright=True,
         rows=blueprint_rows,
     )
 
     # What kept seeds earned: Shapley values by blueprint, interactions by pair of slots.
-    earnings = Table(
+    exhibits["earnings"] = Table(
         "earnings",
         "Seeds kept, the share of episodes with such a seed, and the mean Shapley value of a seed with its 95% "
         "interval: its fair share of the validation accuracy that all kept seeds of a network add to the host at the "
@@ -495,7 +455,7 @@ def exhibit_behaviour(behaviour: Behaviour) -> dict[str, Exhibit]:
         "the policy kept no seed",
         rows=summarise_blueprints(episodes),
     )
-    interactions = Table(
+    exhibits["interactions"] = Table(
         "interactions",
         "Accuracy that the kept seeds of two slots add together beyond what each adds alone. Above zero they help each "
         "other; below zero one makes the other redundant.",
@@ -505,9 +465,8 @@ def exhibit_behaviour(behaviour: Behaviour) -> dict[str, Exhibit]:
         rows=summarise_pairs(episodes, sites),
     )
 
-    # Whole episodes.
     panel = _PANEL_MARGIN + _ACCURACY_HEIGHT + LANE_HEIGHT * len(sites)
-    timelines = Figure(
+    exhibits["episodes"] = Figure(
         "episodes",
         "The policy's first held-out episode of each family: validation accuracy, and below it the stages of each slot "
         "by decision. Labels name germinated blueprints. Seeds not fossilized by the end are dropped.",
@@ -518,17 +477,11 @@ def exhibit_behaviour(behaviour: Behaviour) -> dict[str, Exhibit]:
         columns=2,
         rows=[row for episode in behaviour.episodes for row in _list_decisions(episode, sites)],
     )
-    return {
-        "operations": operations,
-        "blueprints": blueprints,
-        "earnings": earnings,
-        "interactions": interactions,
-        "episodes": timelines,
-    }
+    return exhibits
 
 
 def _mean_column(title: str) -> Column:
-    """A column of means with their intervals, marked where the interval is on one side of zero."""
+    """Means with their intervals, marked where the interval is on one side of zero."""
 
     def mark_side(row: Row) -> str:
         low, high = read_numbers([row], "value_low")[0], read_numbers([row], "value_high")[0]
@@ -538,7 +491,7 @@ def _mean_column(title: str) -> Column:
 
 
 def _list_decisions(episode: EpisodeTimeline, sites: Sequence[str]) -> Iterator[Row]:
-    """A row per decision and slot; a change of stage counts from the decision that made it."""
+    """A row per decision and slot."""
     new = ", new family" if episode.split == "transfer" else ""
     note = f"score {score(episode.score)}, parameters +{percent(episode.growth)}{new}"
     for slot, site in enumerate(sites):
@@ -567,13 +520,12 @@ def _draw_episodes(canvas: Canvas, rows: Sequence[Row]) -> None:
     lanes: list[Axes] = []
     for panel, episode in zip(panels, episodes, strict=False):
         slots, first = group_rows(episode, "slot_name"), episode[0]
-        # The accuracy above, the lanes below, on one axis of decisions.
-        heights = [_ACCURACY_HEIGHT, LANE_HEIGHT * len(slots)]
-        above, below = panel.subplots(2, 1, sharex=True, height_ratios=heights)
+        # The accuracy above, the lanes below.
+        above, below = panel.subplots(2, 1, sharex=True, height_ratios=[_ACCURACY_HEIGHT, LANE_HEIGHT * len(slots)])
         above.set_title(str(first["title"]), fontweight="bold")
         above.set_title(str(first["note"]), loc="right", color=SOFT, fontsize=LABEL_SIZE)
         decisions = next(iter(slots.values()))  # every slot has the same accuracies
-        above.plot(read_numbers(decisions, "decision"), read_numbers(decisions, "accuracy"), color=BLUE)
+        plot_curve(above, decisions, "decision", "accuracy", color=BLUE)
         above.set_ylim(0, 1)
         if isinstance(drift := first["drift"], int):
             above.axvline(drift + 0.5, color=GREY, linewidth=0.6)

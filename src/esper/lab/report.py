@@ -1,7 +1,5 @@
 """The report of a run or a comparison, as one self-contained HTML page with its figures and tables."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -30,10 +28,10 @@ from esper.lab.policy_figures import (
     BLUEPRINTS,
     LEARNING,
     PROBE_INTERACTIONS,
+    exhibit_arms,
     exhibit_behaviour,
     exhibit_evaluation,
     exhibit_health,
-    exhibit_trials,
 )
 from esper.lab.standings import (
     ARM_MEANINGS,
@@ -55,7 +53,7 @@ from esper.train.settings import TrainSettings
 
 
 def list_platforms(reader: RunReader) -> str:
-    """The software and the devices of a run; those of every process, if they changed while it was resumed."""
+    """The software and devices of a run; those of every process, if they changed when it was resumed."""
     events = [*reader.events(RunStarted), *reader.events(RunResumed)]
     described = dict.fromkeys(
         ", ".join(value if name in ("system", "devices") else f"{name} {value}" for name, value in one.platform.items())
@@ -66,7 +64,7 @@ def list_platforms(reader: RunReader) -> str:
 
 @dataclass(frozen=True)
 class Headline:
-    """The first thing on a page: an answer in a word or two, its sentences, and what has to be known with it."""
+    """The first thing on a page: an answer in a word or two, its sentences, and notes."""
 
     short: str
     sentences: Sequence[str] = ()
@@ -80,7 +78,7 @@ _NARROW_COLUMNS = 7
 
 
 def make_anchor(title: str) -> str:
-    """An identifier for the place with this title, to which the table of contents links."""
+    """An identifier for a title, to which the table of contents links."""
     return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
 
 
@@ -90,21 +88,17 @@ class Section:
 
     title: str
     exhibits: Sequence[Exhibit] = ()
-    """In place of one without rows, a sentence says why there is nothing to show."""
     note: str = ""
     terms: Sequence[tuple[str, str]] = ()
     """Names, and what they are."""
 
     def place_exhibits(self) -> Iterator[tuple[Exhibit, bool]]:
-        """The exhibits in order, each with whether it takes the page's whole width.
-
-        Two narrow ones in a row share the width; a figure that takes all of it is drawn for it.
-        """
+        """The exhibits in order, each with whether it takes the page's whole width; two narrow ones share it."""
 
         def is_narrow(exhibit: Exhibit) -> bool:
-            if isinstance(exhibit, Figure):
-                return bool(exhibit.rows) and exhibit.columns == 1
-            return bool(exhibit.rows) and len(exhibit.shown_columns) <= _NARROW_COLUMNS
+            is_figure = isinstance(exhibit, Figure)
+            narrow = exhibit.columns == 1 if is_figure else len(exhibit.shown_columns) <= _NARROW_COLUMNS
+            return bool(exhibit.rows) and narrow
 
         for narrow, group in groupby(self.exhibits, is_narrow):
             exhibits = list(group)
@@ -126,7 +120,7 @@ class Reproduction:
 
 @dataclass(frozen=True)
 class Report:
-    """A page, the figures and tables that belong to it, and the comparisons behind it by title."""
+    """A page with its figures and tables, and the comparisons behind it by title."""
 
     title: str
     heading: str
@@ -144,7 +138,7 @@ class Report:
         return _ENVIRONMENT.get_template("page.html").render(page=self, svg=draw_svg, make_anchor=make_anchor)
 
     def write(self, folder: Path) -> Path:
-        """Write the page into the folder, and beside it the verdicts if there are any; the page's path."""
+        """Write the page into the folder, and any verdicts beside it; returns the page's path."""
         run, page = RunDirectory(folder), self.render()
         with lock_folder(folder):
             if self.verdicts:
@@ -163,7 +157,7 @@ _ENVIRONMENT = Environment(
 
 
 def report_grown(run: RunDirectory, bare: RunDirectory | None = None) -> Report:
-    """The report of a run of a `Grower`, also while it goes on; ``bare`` is a run of the same host without growth."""
+    """The report of a run of a `Grower`; ``bare`` is a run of the same host without growth."""
     with RunReader.open(run.store) as reader:
         metadata, progress, platforms = reader.metadata(), read_progress(run, reader), list_platforms(reader)
     try:
@@ -175,7 +169,7 @@ def report_grown(run: RunDirectory, bare: RunDirectory | None = None) -> Report:
     headlines: list[Headline] = []
     sections: list[Section] = []
 
-    # The bare host first: whether growth paid is the reader's first question.
+    # The reader's first question: did growth pay?
     if bare is not None:
         _require_comparable(run, metadata, bare)
         compared = compare_with_bare(run.store, metadata, bare.store)
@@ -186,17 +180,10 @@ def report_grown(run: RunDirectory, bare: RunDirectory | None = None) -> Report:
     # Before the first decision there is nothing to draw; tables give their reason themselves.
     if any(row["measure"] == LOSS for row in by_name["curves"].rows):
         headlines.insert(0, _describe_state(metadata, progress, by_name))
-        titles = {
-            "snapshots": "The network as it grew",
-            "curves": "How it learned",
-            "stages": "Stages of each slot",
-            "contributions": "Contributions of seeds",
-        }
-        sections += [
-            Section(title, [by_name[name]])
-            for name, title in titles.items()
-            if name != "contributions" or by_name[name].rows
-        ]
+        titles = {"snapshots": "The network as it grew", "curves": "How it learned", "stages": "Stages of each slot"}
+        if by_name["contributions"].rows:
+            titles["contributions"] = "Contributions of seeds"
+        sections += [Section(title, [by_name[name]]) for name, title in titles.items()]
     else:
         headlines.insert(0, Headline("No decision yet", [f"The run is {progress.state}."]))
         sections += [Section("How it learned", note="There are no decisions yet.")]
@@ -240,7 +227,6 @@ def _require_comparable(run: RunDirectory, metadata: Mapping[str, Any], bare: Ru
 
 
 def _describe_comparison(metadata: Mapping[str, Any], bare: RunDirectory, row: Row) -> Headline:
-    """The metric of the grown model and of the bare host after equal training."""
     metric = RunMetric.from_metadata(metadata)
     grown, host, change = (read_numbers([row], name)[0] for name in ("grown", "bare", "difference"))
     note = f"Bare host: {bare.path}. One run of each, so another random seed may change the difference."
@@ -256,7 +242,6 @@ def _describe_comparison(metadata: Mapping[str, Any], bare: RunDirectory, row: R
 
 
 def _describe_state(metadata: Mapping[str, Any], progress: RunProgress, exhibits: Mapping[str, Exhibit]) -> Headline:
-    """What the model has come to after its newest decision."""
     curves = group_rows(exhibits["curves"].rows, "measure")
     rollbacks = len(curves.pop("rollback", []))
     newest: dict[str, float] = {}
@@ -270,11 +255,10 @@ def _describe_state(metadata: Mapping[str, Any], progress: RunProgress, exhibits
     if metric.metric == ACCURACY and math.isfinite(value):
         short = f"{percent(value)} accuracy"
     else:
-        # Names of user-defined metrics stay as they are.
         name = metric.metric.capitalize() if metric.metric in (LOSS, ACCURACY) else metric.metric
         short = f"{name} {measure(value)}"
 
-    # Seeds that are in the model now: after the last decision, and after what the end of growth made of them.
+    # Seeds that are in the model now, after any end of growth.
     stages = {slot: rows[-1]["stage"] for slot, rows in group_rows(exhibits["stages"].rows, "slot_name").items()}
     fossilized, pruned = Stage.FOSSILIZED.name.lower(), Stage.PRUNED.name.lower()
     residents: list[str] = []
@@ -303,9 +287,9 @@ _MADE_BY = f"{RUN_ADVICE}, or the folder of a comparison of `esper compare`"
 
 
 def report_on(paths: Sequence[Path], bare: Path | None = None) -> Report:
-    """The report of a run or a comparison, also while it goes on, or of several runs that differ in their seed alone.
+    """The report of a run or a comparison, also while it goes on, or of several runs that differ only in their seed.
 
-    ``bare`` is a run of the same training loop in which nothing grew, with which a grown model is compared.
+    ``bare`` is a run of the same training loop without growth, to compare a grown model with.
     """
     if bare is not None:
         runs = [RunDirectory(path) for path in (*paths, bare)]
@@ -315,7 +299,6 @@ def report_on(paths: Sequence[Path], bare: Path | None = None) -> Report:
         if len(paths) != 1 or not _is_grown(runs[0]):
             raise ConfigError("a bare host is compared with one run of a `Grower`: leave it out for other runs")
         return report_grown(*runs)
-    # Several runs are one way of training.
     if len(paths) > 1:
         return _report_over_seeds(paths, read_over_seeds(paths))
     (path,) = paths
@@ -337,14 +320,13 @@ def _is_grown(run: RunDirectory) -> bool:
 
 
 def write_report(run: RunDirectory) -> Path:
-    """Write the report of a training run, and its verdicts if it was evaluated; the report's path."""
-    # No evaluation may end between the results that are read and the verdicts that are written.
+    """Write the report of a training run, with its verdicts if it was evaluated; returns the report's path."""
+    # No evaluation may end between reading results and writing verdicts.
     with lock_folder(run.path):
         return _report_training(run).write(run.path)
 
 
 def _report_training(run: RunDirectory) -> Report:
-    """The report of a run, evaluated or not, also while it goes on."""
     settings = load_settings(TrainSettings, run.config)
     comparisons = compare_splits(read_evaluation(run.evaluation) if run.evaluation.exists() else [])
     behaviour = read_behaviour(run.behaviour) if run.behaviour.exists() else None
@@ -421,7 +403,6 @@ def _describe_verdict(
 
 
 def _describe_unmeasured(run: RunDirectory, summary: TrainingSummary) -> Headline:
-    """What training alone shows, and the command that measures the rest."""
     sentences = list[str]()
     if summary.probe_score is not None and summary.baselines:
         best = max(summary.baselines, key=lambda name: summary.baselines[name])
@@ -435,14 +416,13 @@ def _describe_unmeasured(run: RunDirectory, summary: TrainingSummary) -> Headlin
 
 
 def report_configurations(folder: Path, configurations: Comparison, arms: Comparison | None) -> Report:
-    """A comparison of configurations, and all arms if they have played."""
-    # The first configuration is the reference of both comparisons.
+    """The report of a comparison of configurations, and of all arms if they have played."""
     first, names = configurations.reference.name, [arm.name for arm in configurations.standings]
-    compared = exhibit_trials(configurations)
+    compared = exhibit_arms(configurations)
     comparisons, exhibits = {"configurations": configurations}, [*compared.values()]
     sections = [Section("Configurations", [compared["scores"], compared["costs"], compared["standings"]])]
     if arms is not None:
-        compared, comparisons["arms"] = exhibit_trials(arms, first), arms
+        compared, comparisons["arms"] = exhibit_arms(arms, first), arms
         exhibits += compared.values()
         sections += [
             Section("All arms", [compared["scores"], compared["costs"], compared["standings"]]),
@@ -466,7 +446,6 @@ def report_configurations(folder: Path, configurations: Comparison, arms: Compar
 
 
 def _report_over_seeds(paths: Sequence[Path], comparisons: Mapping[Split, Comparison]) -> Report:
-    """Several evaluated runs that differ in their training seed alone."""
     headlines: list[Headline] = []
     sections: list[Section] = []
     evaluated = exhibit_evaluation(comparisons)

@@ -1,17 +1,13 @@
 """The value of a controller: how many trainings of fixed networks replace one training with the controller.
 
 Without a controller, one would search: draw networks with a blueprint or none in every slot, train them from scratch,
-and keep the network with the best validation result. *Random search* (Bergstra and Bengio, 2012) trains each network to
-the end. *Successive halving* (Jamieson and Talwalkar, 2016, arXiv:1502.07943) drops the worse half of four networks
-after a quarter and after half of the training. Both may spend a multiple of the FLOPs that training with the controller
-took on the instance. B is the multiple at which they score as high as the controller; the controller has paid for its
-own training after cost / (B - 1) networks.
+and keep the best in validation. *Random search* (Bergstra and Bengio, 2012) trains each network to the end. *Successive
+halving* (Jamieson and Talwalkar, 2016, arXiv:1502.07943) drops the worse half of four networks after a quarter and
+after half of the training. Both may spend a multiple of the FLOPs that training with the controller took. B is the
+multiple at which they score as high; the controller has paid for its own training after cost / (B - 1) networks.
 
-FLOPs are those of training only, for both: neither the controller's measurements (validation after every decision,
-contributions, expansion scores) nor a search's validation is counted.
+FLOPs are those of training only: neither the controller's measurements nor a search's validation is counted.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +19,7 @@ from esper.errors import ConfigError
 from esper.growth.blueprints.registry import get
 from esper.lab.analysis import mean_interval
 from esper.lab.evaluate import count_trainings, find_controller, sample_for_evaluation
-from esper.lab.static_networks import Prices, examples_per_decision, measure_arm
+from esper.lab.static_networks import Prices, measure_arm
 from esper.lifecycle.actions import Blend, make_wait_actions
 from esper.numerics.arrays import Bools, Floats, Ints
 from esper.numerics.random_streams import Stream, numpy_generator
@@ -67,17 +63,17 @@ class SearchReport:
     B: dict[str, float | None]
     """The multiple at which each search reaches the controller's score; None: not even at the largest multiple."""
     B_interval: dict[str, tuple[float | None, float | None]]
-    """The range of multiples at which a search does not differ significantly from the controller, by
-    `esper.lab.analysis` at 95%; None: beyond the largest multiple."""
+    """Multiples at which a search does not differ significantly from the controller, by `esper.lab.analysis` at 95%;
+    None: beyond the largest multiple."""
     trainings: float
     """Cost of the controller, in complete trainings."""
     break_even: float | None
-    """Number of networks to train until the controller has paid for itself, at the smallest B, or at the largest
-    multiple if no search reaches the controller; None: never."""
+    """Number of networks until the controller has paid for itself, at the smallest B or else the largest multiple;
+    None: never."""
 
 
 def search_beside(name: str, suite: Suite, split: Split, count: int, seed: int, workers: Workers) -> SearchReport:
-    """Compare a controller with searches on ``count`` instances of the suite, which are drawn with ``seed``."""
+    """Compare a controller with searches on ``count`` instances of the suite."""
     controller, config = find_controller(name, suite)
     trainings = count_trainings(name, suite)
     instances = sample_for_evaluation(suite, split, count, seed)
@@ -92,9 +88,11 @@ def search_beside(name: str, suite: Suite, split: Split, count: int, seed: int, 
 
 
 def draw_fossils(suite: Suite, prices: Prices, budget: Budget, instance: Instance, rng: np.random.Generator) -> Fossils:
-    """Draw for every slot nothing or one of the blueprints that support it, equally likely, as far as caps allow."""
+    """Draw for every slot nothing or one of the blueprints that support it, equally likely.
+
+    Slots are filled from the input on; a slot stays empty if its blueprint would exceed the caps.
+    """
     left = np.array([np.inf if cap is None else cap for cap in (budget.parameters, budget.flops)])
-    # Slots are filled starting from the input; a slot stays empty if its blueprint would exceed the caps.
     fossils: list[SeedKind] = []
     kinds = [get(name) for name in suite.blueprints]
     for slot, site in enumerate(prices.count(instance)[0]):
@@ -123,7 +121,7 @@ class _PoolTask(DeviceTask):
 
 
 def train_pool(config: EvaluationConfig, instances: Sequence[Instance], seed: int, workers: Workers) -> Pool:
-    """Draw networks for every instance and train them all, side by side, within the controller's caps."""
+    """Draw networks for every instance within the controller's caps, and train them all."""
     if config.growth.budget.memory is not None:
         raise ConfigError("a search does not support growth.budget.memory: use budget.parameters or budget.flops")
     suite, rng = get_suite(config.suite), numpy_generator(seed, Stream.STATIC_SEARCH)
@@ -135,7 +133,7 @@ def train_pool(config: EvaluationConfig, instances: Sequence[Instance], seed: in
     parts = [slice(start, start + COHORT) for start in range(0, len(repeated), COHORT)]
     results = workers.map(_train_pool_part, [_PoolTask(config, repeated[part], fossils[part]) for part in parts])
     validation, test = (np.concatenate(arrays) for arrays in zip(*results, strict=True))
-    each = TRAINING_PASSES * examples_per_decision(suite)
+    each = TRAINING_PASSES * prices.examples
     flops = [each * prices.network(*network) for network in zip(repeated, fossils, strict=True)]
     shape = len(instances), POOL
     return Pool(validation.reshape(*shape, -1), test.reshape(shape), np.array(flops, np.float64).reshape(shape))
@@ -143,7 +141,7 @@ def train_pool(config: EvaluationConfig, instances: Sequence[Instance], seed: in
 
 def _train_pool_part(task: _PoolTask) -> tuple[Floats, Floats]:
     """J on validation data after each decision ``[E, T]``, and scores on test data ``[E]``."""
-    # Networks that never change need no expansion scores, and are trained to the horizon.
+    # Networks that never change need no promises, and are trained to the horizon.
     growth = task.config.growth.model_copy(update={"promise": None, "plateau": None})
     episodes = replace(task.config, growth=growth).create_episodes(task.instances, fossils=task.fossils)
     waiting, curve = make_wait_actions(len(task.instances)), list[Floats]()
@@ -158,7 +156,6 @@ def _train_pool_part(task: _PoolTask) -> tuple[Floats, Floats]:
 
 def random_search(pool: Pool, flops: Floats) -> Floats:
     """Random search: train one network after the other, as many as the FLOPs allow, but at least one."""
-    # Networks in the order in which they were drawn, each trained to the end.
     spent = np.cumsum(pool.flops * pool.validation.shape[2], axis=1)
     tried = np.maximum((spent <= flops[:, None]).sum(1), 1)
     return _keep_best(pool, np.arange(POOL) < tried[:, None])
@@ -189,7 +186,7 @@ def successive_halving(pool: Pool, flops: Floats) -> Floats:
         affordable = cost <= left
         finished[rows[affordable], winner[affordable]] = True
         left = np.where(affordable, left - cost, 0.0)
-    # If no bracket can be afforded, the first network is trained nevertheless.
+    # The first network is trained even if no bracket can be afforded.
     finished[:, 0] |= ~finished.any(1)
     return _keep_best(pool, finished)
 
@@ -212,15 +209,12 @@ SEARCHES: dict[str, Callable[[Pool, Floats], Floats]] = {
 def compare_with_search(
     controller: str, scores: Floats, flops: Floats, pool: Pool, trainings: float, families: Sequence[str]
 ) -> SearchReport:
-    """Compare the controller's test scores and training FLOPs ``[N]``, N at least 2, with searches in the pool.
-
-    ``families`` are the families of the instances.
-    """
+    """Compare the controller's test scores and training FLOPs ``[N]``, N at least 2, with searches in the pool."""
     curves = {name: np.stack([search(pool, b * flops) for b in BUDGETS]) for name, search in SEARCHES.items()}
     multiples = {name: find_multiple(curve.mean(1), float(scores.mean())) for name, curve in curves.items()}
 
-    # An interval starts where the search is no longer significantly worse, and ends where it is significantly better.
-    # Both follow from the interval of the difference on the same instances, at each multiple.
+    # An interval starts where the search is no longer significantly worse, and ends where it is significantly better,
+    # by the interval of the difference on the same instances at each multiple.
     intervals: dict[str, tuple[float | None, float | None]] = {}
     for name, curve in curves.items():
         leads = [mean_interval((found - scores)[None], families) for found in curve]
@@ -253,6 +247,5 @@ def find_multiple(means: Floats, score: float) -> float | None:
     if place == 0:
         return float(BUDGETS[0])
     below, above = means[place - 1], means[place]
-    # Linear in the logarithm of the multiple.
     share = (score - below) / (above - below)
     return float(BUDGETS[place - 1] * (BUDGETS[place] / BUDGETS[place - 1]) ** share)

@@ -1,11 +1,9 @@
 """Results of comparisons: in words, as a table for terminal, reports and papers, and as JSON."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -42,12 +40,10 @@ ARM_MEANINGS = {
     "static_equal_flops": "the same network, trained with the same FLOPs as the policy's network",
     "none_equal_flops": "the host without growth, trained with the same FLOPs as the policy's network",
 }
-"""Descriptions of the arms; other arms are controllers from users' files."""
 RULE = (
     "Verdicts use p, adjusted for the number of comparisons (Holm). Intervals are not adjusted, so an interval without "
     "zero need not mean a difference shown."
 )
-"""The rule for verdicts, stated with every table."""
 
 _STYLES = {"policy": "bold", "above": "green", "below": "red"}
 """Styles on the terminal, by the mark of a cell."""
@@ -55,9 +51,9 @@ _NARROW = ("name", "score", "accuracy", "added", "flops", "difference", "probabi
 """Columns that fit into 80 characters."""
 NO_BREAK_SPACE = "\u00a0"
 HEADING_WIDTH = 13
-"""Width of a heading on the terminal, in characters: the width of an interval."""
+"""Characters of a heading on the terminal, as of an interval."""
 _FEW = 2
-"""Up to this number, controllers are mentioned with their figures; if there are more, only by name."""
+"""Largest number of controllers that are mentioned with their figures, not only by name."""
 
 
 def format_interval(interval: Bounds, write: Callable[[float], str] = score) -> str:
@@ -67,7 +63,7 @@ def format_interval(interval: Bounds, write: Callable[[float], str] = score) -> 
 
 
 def name_instances(count: int, split: Split = "heldout") -> str:
-    """The number of instances of a split, as a phrase for titles and captions."""
+    """The number of instances of a split as a phrase."""
     return plural(count, SPLIT_TITLES[split].replace("instances", "instance"), SPLIT_TITLES[split])
 
 
@@ -97,11 +93,10 @@ def describe_basis(comparison: Comparison) -> str:
 
 
 def describe_arm(comparison: Comparison, arm: ArmRecord) -> str:
-    """The verdict on the reference and this arm in a sentence, with figures and the cost of finding the arm."""
+    """The reference against this arm in a sentence, with figures and the cost of finding the arm."""
     steps = arm.environment_steps
     cost = [] if steps is None else [f"found with {plural(steps, 'environment step')}"]
     first = comparison.reference.name
-    # The reference is not compared with itself.
     if arm.difference is None or arm.probability_of_improvement is None:
         return ": ".join([arm.name, *cost])
     figures = f"{first} minus {arm.name} {signed_score(arm.difference)}"
@@ -111,16 +106,15 @@ def describe_arm(comparison: Comparison, arm: ArmRecord) -> str:
     return f"{arm.name}: {arm.verdict}, {'; '.join([figures, *cost])}"
 
 
-@dataclass(frozen=True)
-class Conclusion:
-    """Did learning help? The answer in a word or two, and a sentence that supports it."""
+class Conclusion(NamedTuple):
+    """Whether learning helped: the answer in a word or two, and a sentence that supports it."""
 
     short: str
     sentence: str
 
 
 def assess_learning(comparison: Comparison, split: Split = "heldout") -> Conclusion:
-    """Whether learning helped: the policy compared with all others on the instances of a split."""
+    """Whether learning helped, by the policy compared with all others on the instances of a split."""
 
     def quote(arm: ArmRecord) -> str:
         bounds = arm.difference_interval
@@ -141,7 +135,7 @@ def assess_learning(comparison: Comparison, split: Split = "heldout") -> Conclus
         Claim.TRAINING: "policies trained this way score",
     }[comparison.claim]
     start = f"On {plural(comparison.instances, f'{SPLIT_NAMES[split]} instance')} {subject} {score(policy.score)}"
-    # The answer claims no more than the verdicts: "yes" requires a win over every other controller.
+    # "Yes" requires a win over every other controller.
     if too_few:
         return Conclusion("Too few seeds to say", f"{start} with {plural(comparison.seeds, 'training seed')}.")
     start += f" (95% interval {format_interval(policy.score_interval)})"
@@ -191,16 +185,13 @@ def record_comparison(comparison: Comparison) -> ComparisonRecord:
 
 
 def standings_rows(comparison: Comparison) -> list[Row]:
-    """The standings as rows, with the ends of intervals in separate columns, and the kind of each row.
-
-    The kind is ``policy`` for the reference itself, ``above``, ``below`` or ``other``.
-    """
+    """The standings as rows with a ``kind``: ``policy`` for the reference, ``above``, ``below`` or ``other``."""
     rows: list[Row] = []
     for arm in comparison.standings:
         verdict = comparison.verdicts.get(arm.name)
         kind = str(verdict) if verdict in (Verdict.ABOVE, Verdict.BELOW) else "other" if verdict else "policy"
         row: dict[str, Value] = {"name": arm.name, "kind": kind}
-        # Every figure of the record is a column, except the figures by seed, which have their own table.
+        # Every figure of the record is a column, the ends of its interval two, except the figures by seed.
         for name, value in vars(arm).items():
             if name.endswith("_interval"):
                 stem = name.removesuffix("_interval")
@@ -212,12 +203,7 @@ def standings_rows(comparison: Comparison) -> list[Row]:
 
 
 def standings_columns(comparison: Comparison) -> tuple[Column, ...]:
-    """The columns of the standings.
-
-    Accuracy is on test data, ``added`` is the number of added parameters divided by the host's, and MFLOP is the cost
-    of training one network. Then follow the reference's mean score minus the row's, how often the reference wins, and
-    the adjusted p-value.
-    """
+    """The columns of the standings: figures of the arm, then those of the reference against it."""
     arms, reference = comparison.standings, comparison.reference.name
     flops = Column("flops", mega, "MFLOP", bounded=True, missing="")
     steps = Column("environment_steps", count, missing="")
@@ -244,16 +230,16 @@ def standings_columns(comparison: Comparison) -> tuple[Column, ...]:
 
 
 def standings_table(comparison: Comparison, title: str | None = None) -> Table:
-    """A table for a terminal of 80 columns: one row each, with the 95% interval below a figure."""
+    """A table for a terminal of 80 columns, with the 95% interval below a figure."""
     table = Table(
         title=title, title_justify="left", title_style="bold", box=None, padding=(0, 1, 0, 0), header_style="underline"
     )
-    # Only columns that fit on a terminal; reports have all columns. FLOPs replace the probability of improvement.
+    # Only columns that fit; FLOPs replace the probability of improvement.
     columns = [column for column in standings_columns(comparison) if column.name in _NARROW]
     if any(column.name == "flops" for column in columns):
         columns = [column for column in columns if column.name != "probability_of_improvement"]
     for column in columns:
-        # One line per word, so that no heading is wider than the figures below it; long words have several lines.
+        # One line per word, or several of a long word, so that no heading is wider than its figures.
         lines = [line for word in column.heading.split(" ") for line in textwrap.wrap(word, HEADING_WIDTH)]
         table.add_column("\n".join(lines), justify="right" if column.write_number else "left", no_wrap=True)
     for row in standings_rows(comparison):

@@ -3,8 +3,6 @@
 FLOPs are those of training only; measurements are never counted.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -37,41 +35,6 @@ _ROLLBACK = Cause.ROLLBACK.name.lower()
 
 
 # What training costs --------------------------------------------------------------------------------------------------
-
-
-class Prices:
-    """FLOPs of a forward pass of a suite's hosts and seeds for one example; a multiply-add counts as two."""
-
-    def __init__(self, suite: Suite) -> None:
-        self._suite = suite
-        self._sites = Execution(suite.template(), suite.sites, torch.zeros(2, *suite.input_shape)).sites
-        self._counts: dict[tuple[int, ...], tuple[list[Site], int, Cost]] = {}
-        """Cache by widths: hosts of equal widths cost the same, and counting takes milliseconds."""
-
-    def count(self, instance: Instance) -> tuple[list[Site], int, Cost]:
-        """Sites of the seeds in the instance's host, the host's FLOPs, and those that seeds add there, with E = 1."""
-        widths = instance.widths
-        if widths not in self._counts:
-            host, kinds = self._suite.host(instance), [get(name) for name in self._suite.blueprints]
-            sites = [site.fit(host, width) for site, width in zip(self._sites, widths, strict=True)]
-            seeds = [[kind.flops_at(site) if kind.supports(site) else 0 for kind in kinds] for site in sites]
-            self._counts[widths] = sites, self._suite.flops(instance), Cost.of_blueprints(np.array([seeds]))
-        return self._counts[widths]
-
-    def network(self, instance: Instance, fossils: Fossils) -> int:
-        """FLOPs of the host with fossils."""
-        _, host, seeds = self.count(instance)
-        return host + int(
-            sum(
-                seeds.blueprints[0, fossil.slot, fossil.blueprint] + seeds.blends[0, fossil.slot, fossil.blend]
-                for fossil in fossils
-            )
-        )
-
-
-def examples_per_decision(suite: Suite) -> int:
-    """Number of training examples of a network after each decision."""
-    return suite.batches_per_step * suite.batch_size
 
 
 @dataclass(frozen=True)
@@ -118,22 +81,50 @@ def track_slots(log: EpisodeLog, suite: Suite, fossils: Sequence[Fossils] = ()) 
     return SlotHistory(stage[:-1], blueprint[:-1], blend[:-1], committed)
 
 
-def training_flops(
-    suite: Suite, prices: Prices, instances: Sequence[Instance], slots: SlotHistory, running: Bools
-) -> Ints:
-    """FLOPs of each network's training after each decision, ``[T, E]``; 0 where it is not ``running``, bool ``[T, E]``.
+class Prices:
+    """FLOPs of a forward pass of a suite's hosts and seeds for one example; a multiply-add counts as two."""
 
-    The costs are those of the host and the seeds that take part in the forward pass. Seeds that train in isolation
-    require a second pass through the whole network with them in it.
-    """
-    counts = [prices.count(instance) for instance in instances]
-    host = np.array([flops for _, flops, _ in counts])
-    cost = merge_arrays(np.concatenate, [seeds for _, _, seeds in counts]).of(slots.blueprint, slots.blend)
-    forward = host + (cost * _BLENDED[slots.stage]).sum(-1)
-    # Isolated seeds train beside the network and need another pass through it.
-    isolated = slots.stage == Stage.TRAINING
-    second = np.where(isolated.any(-1), forward + (cost * isolated).sum(-1), 0)
-    return TRAINING_PASSES * examples_per_decision(suite) * (forward + second) * running
+    def __init__(self, suite: Suite) -> None:
+        self._suite = suite
+        self.examples = suite.batches_per_step * suite.batch_size
+        """Number of training examples of a network after each decision."""
+        self._sites = Execution(suite.template(), suite.sites, torch.zeros(2, *suite.input_shape)).sites
+        self._counts: dict[tuple[int, ...], tuple[list[Site], int, Cost]] = {}
+        """Cache by widths: hosts of equal widths cost the same, and counting takes milliseconds."""
+
+    def count(self, instance: Instance) -> tuple[list[Site], int, Cost]:
+        """Sites of the seeds in the instance's host, the host's FLOPs, and those that seeds add there, with E = 1."""
+        widths = instance.widths
+        if widths not in self._counts:
+            host, kinds = self._suite.host(instance), [get(name) for name in self._suite.blueprints]
+            sites = [site.fit(host, width) for site, width in zip(self._sites, widths, strict=True)]
+            seeds = [[kind.flops_at(site) if kind.supports(site) else 0 for kind in kinds] for site in sites]
+            self._counts[widths] = sites, self._suite.flops(instance), Cost.of_blueprints(np.array([seeds]))
+        return self._counts[widths]
+
+    def network(self, instance: Instance, fossils: Fossils) -> int:
+        """FLOPs of the host with fossils."""
+        _, host, seeds = self.count(instance)
+        return host + int(
+            sum(
+                seeds.blueprints[0, fossil.slot, fossil.blueprint] + seeds.blends[0, fossil.slot, fossil.blend]
+                for fossil in fossils
+            )
+        )
+
+    def count_training(self, instances: Sequence[Instance], slots: SlotHistory, running: Bools) -> Ints:
+        """FLOPs of each network's training after each decision, ``[T, E]``; 0 where it is not ``running [T, E]``.
+
+        The host and the seeds in the forward pass cost, and a second pass through the network with seeds that train in
+        isolation.
+        """
+        counts = [self.count(instance) for instance in instances]
+        host = np.array([flops for _, flops, _ in counts])
+        cost = merge_arrays(np.concatenate, [seeds for _, _, seeds in counts]).of(slots.blueprint, slots.blend)
+        forward = host + (cost * _BLENDED[slots.stage]).sum(-1)
+        isolated = slots.stage == Stage.TRAINING
+        second = np.where(isolated.any(-1), forward + (cost * isolated).sum(-1), 0)
+        return TRAINING_PASSES * self.examples * (forward + second) * running
 
 
 @dataclass(frozen=True)
@@ -150,12 +141,11 @@ class MeasuredArm:
 def measure_arm(played: EvaluationResult, suite: Suite) -> MeasuredArm:
     """FLOPs and final networks of a controller's episodes."""
     prices = Prices(suite)
-    fossils: list[Fossils] = []
-    flops: list[int] = []
+    fossils, flops = list[Fossils](), list[int]()
     for log in played.logs:
         slots = track_slots(log, suite)
         fossils += slots.fossils
-        flops += training_flops(suite, prices, log.instances, slots, np.stack(log.running)).sum(0).tolist()
+        flops += prices.count_training(log.instances, slots, np.stack(log.running)).sum(0).tolist()
     outcomes = [replace(record, flops=cost) for record, cost in zip(played.records, flops, strict=True)]
     return MeasuredArm(outcomes, fossils, flops)
 
@@ -190,8 +180,8 @@ class StaticTask(DeviceTask):
 def train_static(
     workers: Workers, config: EvaluationConfig, arm: str, networks: Sequence[StaticNetwork]
 ) -> list[Result]:
-    """Train networks, each for its own number of decisions, and score them on test data; results are in their order."""
-    # Networks with trainings of similar length are trained side by side.
+    """Train networks, each for its own number of decisions, and score them on test data, in their order."""
+    # Trainings of similar length run side by side.
     order = sorted(range(len(networks)), key=lambda index: networks[index].decisions)
     parts = [order[start : start + COHORT] for start in range(0, len(order), COHORT)]
     tasks = [StaticTask(config, arm, [networks[index] for index in part]) for part in parts]
@@ -202,16 +192,13 @@ def train_static(
 
 
 def train_cohort(task: StaticTask) -> list[Result]:
-    """Train a cohort to the end of its longest training, and score each network at the end of its own.
-
-    Beyond the suite's horizon, training continues with further shuffled epochs.
-    """
+    """Train a cohort to the end of its longest training, also beyond the suite's horizon; score each at its own end."""
     ends = np.array([network.decisions for network in task.networks])
     suite = copy.copy(get_suite(task.config.suite))
     suite.steps = int(ends.max())  # the order of data starts in the same way, whatever the length
     instances = [network.instance for network in task.networks]
     fossils = [network.fossils for network in task.networks]
-    # A plateau would end an episode early, but every network must be trained to its own end.
+    # No plateau: every network is trained to its own end.
     config = replace(task.config, growth=task.config.growth.model_copy(update={"plateau": None}))
     episodes = config.create_episodes(instances, suite=suite, fossils=fossils)
     recorder, waiting = EpisodeRecorder(episodes), make_wait_actions(len(instances))
@@ -222,7 +209,7 @@ def train_cohort(task: StaticTask) -> list[Result]:
             finals[decision] = episodes.final_score()
     log = recorder.log
     slots = track_slots(log, suite, fossils)
-    flops = training_flops(suite, Prices(suite), instances, slots, np.stack(log.running)).cumsum(0)
+    flops = Prices(suite).count_training(instances, slots, np.stack(log.running)).cumsum(0)
     hosts = episodes.population.host_parameters
     return [
         make_result(task.arm, instance, finals[end], row, int(hosts[row]), int(flops[end - 1, row]))

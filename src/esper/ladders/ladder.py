@@ -1,7 +1,5 @@
 """`esper.ladder`: train models of several sizes in one training, with a function that makes one step."""
 
-from __future__ import annotations
-
 import inspect
 import shutil
 import time
@@ -41,9 +39,8 @@ LEARNING_RATE = 1e-3
 CHECKPOINTS = "checkpoints"
 """Subfolder with the newest checkpoints."""
 CHECKPOINT_SECONDS = 60.0
-"""Seconds between checkpoints; more if writing one takes more than a twentieth of that time."""
 WRITING_SHARE = 0.05
-"""Largest fraction of the time that writing checkpoints may take."""
+"""Largest fraction of the time that writing checkpoints may take; if need be, they are less frequent."""
 SECONDS_BETWEEN_LINES = 15.0
 """Least time between two lines that say how much is done."""
 _RANDOM, _EPOCH = "random.", "epoch."
@@ -131,7 +128,6 @@ def ladder(
         CheckpointError: the folder contains another ladder or one trained with another optimizer, or it is damaged.
         RunError: the folder cannot be written.
     """
-    # Plan, and print it.
     if optimizer is None:
         optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
     example, passes = _find_example(model, train_step, data, optimizer, example_input)
@@ -166,7 +162,7 @@ def ladder(
         batches.restore_state(newest)
         print_line(f"resuming after step {training.step:,} of {plan.total_steps:,}, from {newest.path}")
     else:
-        # Branching points of a ladder whose checkpoints are gone.
+        # Branching points whose checkpoints are gone.
         shutil.rmtree(Path(folder) / BRANCHES, ignore_errors=True)
 
     # Train; checkpoints are written at every change of size, and about once a minute.
@@ -251,7 +247,7 @@ def plan_ladder(
 
 
 def _count_arguments(train_step: TrainStep, data: Any) -> int:
-    """Number of arguments to pass to the user's function: model, optimizer, and batch or the number of the step."""
+    """Number of arguments of the user's function: model, optimizer, and batch or the number of the step."""
     try:
         signature = inspect.signature(train_step)
     except (TypeError, ValueError):
@@ -326,13 +322,12 @@ def _bind(model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]
 
 
 def _list_generators(data: Any) -> list[torch.Generator]:
-    """Random generators of a loader and its sampler."""
+    """Random generators of a loader and its samplers."""
     if not isinstance(data, DataLoader):
         return []
-    samplers: list[Any] = [data.sampler]
+    holders: list[Any] = [data, data.sampler]
     if isinstance(data.batch_sampler, BatchSampler):
-        samplers.append(data.batch_sampler.sampler)
-    holders: list[Any] = [data, *samplers]
+        holders.append(data.batch_sampler.sampler)
     found: list[Any] = [
         holder.generator
         for holder in holders
@@ -344,8 +339,8 @@ def _list_generators(data: Any) -> list[torch.Generator]:
 class _Batches:
     """Batches of data, epoch after epoch; training can resume in the middle of an epoch.
 
-    To resume, an epoch is started again with the original state of torch's and the loader's random generators, so that
-    a shuffling loader repeats its order.
+    Then the epoch starts again with the former state of torch's and the loader's random generators, which repeats the
+    order of a shuffling loader.
     """
 
     def __init__(self, model: nn.Module, data: Any) -> None:
@@ -375,7 +370,7 @@ class _Batches:
         return states, {"taken": self._taken if self._batches is not None else 0}
 
     def restore_state(self, checkpoint: Checkpoint) -> None:
-        """Continue after the batches that were taken, with the random generators in their former state."""
+        """Continue after the batches that were taken."""
         taken = checkpoint.state.get("taken", 0)
         if taken:
             self._set_generators(checkpoint, _EPOCH)

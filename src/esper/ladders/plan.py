@@ -1,10 +1,8 @@
 """The plan of a ladder: when blocks are copied, how long each rung trains and decays, and what it costs."""
 
-from __future__ import annotations
-
 import copy
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate, pairwise
 from typing import Annotated, Any, Literal, NamedTuple
@@ -40,7 +38,6 @@ ADVICE = {
     "blocks": "give a list of names of an nn.ModuleList or nn.Sequential, such as ['transformer.h']",
     "rates": "give a factor per size, such as [1, 1, 0.5]",
 }
-"""Advice in error messages about the arguments of a plan."""
 
 
 @dataclass(frozen=True)
@@ -50,17 +47,17 @@ class PlannedRung:
     depth: int
     """Number of blocks."""
     copies: Mapping[str, tuple[int, ...]]
-    """Number of copies inserted after each block of the previous rung, by list of blocks; none for the first rung."""
+    """Number of copies after each block of the previous rung, by list of blocks; none for the first rung."""
     parameters: int
-    """Number of parameters of the model at this size."""
+    """Number of parameters."""
     forward_flops: float
     """FLOPs of a forward pass, per example."""
     steps: int
-    """Number of steps that the model trains at this depth before the rung branches off."""
+    """Number of steps at this depth before the rung branches off."""
     decay_steps: int
     """Number of steps of the branch, with learning rates that fall to zero."""
     rate: float
-    """Factor of the optimizer's learning rates at this depth."""
+    """Factor of the learning rates."""
     flops: float
     """FLOPs of all training up to the end of this rung."""
     flops_alone: float
@@ -73,9 +70,9 @@ class LadderPhase(NamedTuple):
     rung: int
     """Index of the rung."""
     decays: bool
-    """Whether the step belongs to the branch of the rung, in which learning rates decay."""
+    """Whether it is the rung's branch, in which learning rates decay."""
     step: int
-    """Index of the step in the phase, from 0."""
+    """Index of the step in the phase."""
     steps: int
     """Number of steps in the phase."""
 
@@ -87,9 +84,9 @@ class LadderPlan:
     towers: Towers
     """The lists of blocks that grow, in the given model."""
     rungs: tuple[PlannedRung, ...]
-    """The planned sizes, smallest first."""
+    """The sizes, smallest first."""
     steps: int
-    """Number of steps for training one size alone, and for the first rung."""
+    """Number of steps for training one size alone, as for the first rung."""
     uncounted: str
     """Operations whose FLOPs torch cannot count; empty if all are counted."""
     pretrained: bool
@@ -126,10 +123,7 @@ class LadderPlan:
         return sum(each.steps + each.decay_steps for each in self.rungs[:rung]) + self.rungs[rung].steps
 
     def compute_rate(self, step: int) -> float:
-        """The factor of the learning rates at a step.
-
-        The factor rises once, at the beginning, then stays constant, and falls to zero on the branch of each rung.
-        """
+        """The factor of the learning rates: it rises once, is constant, and falls to zero on each rung's branch."""
         phase = self.find_phase(step)
         if phase.decays:
             factor = warmup_stable_decay(phase.step / max(phase.steps, 1), warmup=0, decay=1)
@@ -145,7 +139,7 @@ class LadderPlan:
         return rung.flops - (rung.steps + rung.decay_steps - done) * rung.flops_alone / self.steps
 
     def describe(self) -> dict[str, Any]:
-        """The plan as JSON values, to check whether a folder belongs to this ladder."""
+        """The plan as JSON values."""
         return json.loads(json.dumps(asdict(self)))
 
     def __repr__(self) -> str:
@@ -182,7 +176,7 @@ class LadderPlan:
 
 
 def _describe_copies(copies: Mapping[str, Sequence[int]]) -> str:
-    """The copies as a phrase: ``each 1 time``, or which blocks are copied how often."""
+    """The copies as a phrase, such as ``each once``."""
     counts = [count for by_block in copies.values() for count in by_block]
     if not counts:
         return "none"
@@ -209,13 +203,9 @@ def make_plan(
     decay: NonNegativeFloat = DECAY,
     rates: Sequence[NonNegativeFloat] | None = None,
 ) -> LadderPlan:
-    """The plan for these sizes, given as in `ladder`. A copy of the model grows to each size and is called there.
-
-    A step makes ``passes`` forward passes of the size of the example input.
-    """
+    """The plan for these sizes, given as in `ladder`; a step makes ``passes`` forward passes of the example input."""
     require_plain(model)
     targets = read_targets(depths, parameters, flops)
-    # Steps of each phase.
     if share <= 0 or not 0 < decay < 1:
         raise ConfigError(f"share is {share:g} and decay {decay:g}: share must be above 0, decay between 0 and 1")
     branch, later = round(steps * decay), round(steps * share)
@@ -275,7 +265,7 @@ def make_plan(
 
 
 def require_plain(model: nn.Module) -> None:
-    """Reject models that cannot grow in place."""
+    """Refuse models that cannot grow in place."""
     if any(isinstance(part, GrowingModel) for part in model.modules()):
         raise ConfigError("the model has slots from esper.attach: give the plain model; a ladder grows whole blocks")
     if any(COMPILED in dict(part.named_children()) for part in model.modules()):
@@ -291,10 +281,7 @@ def require_plain(model: nn.Module) -> None:
 
 
 def count_forward(model: nn.Module, example: Arguments) -> tuple[float, str]:
-    """FLOPs of a forward pass for the whole example input, and a note on operations that torch cannot count.
-
-    The note is empty if everything is counted.
-    """
+    """FLOPs of a forward pass of the example input, and the operations that torch cannot count, or ""."""
     like = next(model.parameters())
     counted = count_flops(model, lambda: call_host(model, fit_example(model, example, like)))
     return float(counted.total), counted.uncounted
@@ -335,14 +322,13 @@ def _find_depths(
     else:
         if measure == "flops" and uncounted:
             raise ConfigError(f"flops: torch cannot count {uncounted}; give depths or parameters")
-        # One more round of copies shows the cost of depth, because every block of a tower costs the same.
+        # One more round of copies shows the cost of depth.
         deeper = copy.deepcopy(model)
         deepen_in_place(deeper, plan_copies(towers, 2 * first))
-        costs: dict[str, Callable[[], tuple[float, float]]] = {
-            "parameters": lambda: (_count_parameters(model), _count_parameters(deeper)),
-            "flops": lambda: (flops, count_forward(deeper, example)[0] / len(first_tensor(example))),
-        }
-        least, more = costs[measure]()
+        if measure == "flops":
+            least, more = flops, count_forward(deeper, example)[0] / len(first_tensor(example))
+        else:
+            least, more = _count_parameters(model), _count_parameters(deeper)
         _require_that_copies_run(towers, least, more)
         slope = (more - least) / first
         # Several lists of blocks grow together, by whole factors.
@@ -364,7 +350,7 @@ def _find_depths(
 
 
 def _require_own_parameters(model: nn.Module, towers: Towers) -> None:
-    """Refuse blocks that share a parameter with another part of the model: copies would have one of their own."""
+    """Refuse blocks that share a parameter with another part of the model."""
     blocks = {f"{tower.name}.{index}." for tower in towers for index in range(len(tower))}
     owners: dict[nn.Parameter, tuple[str, str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):

@@ -1,7 +1,5 @@
 """The rungs of a ladder: a folder with a plain model for each, and a JSON file with a table of all."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -13,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import Field, ValidationError
+from pydantic import Field
 from safetensors.torch import save
 from torch import Tensor, nn
 
@@ -34,7 +32,7 @@ RUNG = "rung.json"
 TENSORS = "model.safetensors"
 """Name of the file with a rung's state dict, in the rung's folder."""
 LATENCY_SECONDS, LATENCY_PASSES = 0.5, 30
-"""Limits of a latency measurement, in seconds and in passes; the first one reached ends it."""
+"""Limits of a latency measurement, whichever is reached first."""
 
 
 class Rung(Settings):
@@ -54,7 +52,7 @@ class Rung(Settings):
     """Result of ``evaluate``; None without it."""
     latency: float
     """Median seconds of a forward pass of the example input on the machine that trained the rung."""
-    path: Annotated[Path, Field(exclude=True)] = Path()
+    path: Annotated[Path, Field(exclude=True)]
     """Folder with the model, as written by ``save_pretrained`` or as a state dict in `TENSORS`."""
 
 
@@ -63,7 +61,6 @@ class Ladder:
     """The result of `esper.ladder`. Prints as a table."""
 
     plan: LadderPlan
-    """The plan."""
     rungs: tuple[Rung, ...]
     """The finished sizes, smallest first."""
     folder: Path
@@ -87,13 +84,14 @@ class Ladder:
 
 
 class _Table(Settings):
-    """The JSON file of a ladder: the plan, the rungs, and the FLOPs spent before some steps."""
+    """The JSON file of a ladder."""
 
     format: Literal["esper-ladder"] = "esper-ladder"
     version: Literal[1] = 1
     plan: dict[str, Any]
-    rungs: tuple[Rung, ...] = ()
+    rungs: tuple[dict[str, Any], ...] = ()
     spent: dict[str, float] = {}
+    """FLOPs spent before some steps."""
 
 
 class RungFolder:
@@ -102,8 +100,14 @@ class RungFolder:
     def __init__(self, path: Path, plan: LadderPlan) -> None:
         self.path, self.plan = path, plan
         self._table = _Table(plan=plan.describe())
-        if (path / TABLE).exists():
-            self._table = _read_table(path / TABLE)
+        if (file := path / TABLE).exists():
+            try:
+                self._table = _Table.model_validate(parse_json(read_bounded(file, MOST_MANIFEST_BYTES)))
+                self.list_rungs()
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                raise CheckpointError(
+                    f"{file} is not the table of a ladder, or damaged: give another folder"
+                ) from error
             if self._table.plan != plan.describe():
                 raise CheckpointError(
                     f"{path} holds a ladder with another plan: give another folder, or the same model and arguments to "
@@ -118,16 +122,19 @@ class RungFolder:
             raise RunError(f"cannot make {self.path} ({error.strerror}): choose another folder") from error
         self._write(self._table)
 
-    @property
-    def rungs(self) -> tuple[Rung, ...]:
+    def list_rungs(self) -> tuple[Rung, ...]:
         """The finished rungs, smallest first."""
-        rungs = sorted(self._table.rungs, key=lambda rung: rung.depth)
-        return tuple(rung.model_copy(update={"path": self._find_path(rung.depth)}) for rung in rungs)
+        rungs = sorted(self._table.rungs, key=lambda rung: rung["depth"])
+        return tuple(Rung.model_validate({**rung, "path": self.find_path(rung["depth"])}) for rung in rungs)
 
-    def add_rung(self, model: nn.Module, rung: Rung) -> Rung:
+    def find_path(self, depth: int) -> Path:
+        """The folder of the rung with this number of blocks."""
+        return self.path / f"depth-{depth}"
+
+    def add_rung(self, model: nn.Module, rung: Rung) -> None:
         """Write a rung's model and add the rung to the table; a rung of the same depth is replaced."""
         # A folder appears complete or not at all.
-        path = self._find_path(rung.depth)
+        path = rung.path
         temporary = path.with_name(f".{path.name}{TEMPORARY_SUFFIX}")
         try:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -147,9 +154,8 @@ class RungFolder:
             _sync(self.path)
         except OSError as error:
             raise RunError(f"cannot write {path} ({error.strerror}): free some space") from error
-        others = tuple(each for each in self._table.rungs if each.depth != rung.depth)
-        self._write(self._table.model_copy(update={"rungs": (*others, rung)}))
-        return rung.model_copy(update={"path": path})
+        others = tuple(each for each in self._table.rungs if each["depth"] != rung.depth)
+        self._write(self._table.model_copy(update={"rungs": (*others, rung.model_dump())}))
 
     def record_spent(self, step: int, flops: float) -> None:
         """Record the FLOPs that were spent before a step."""
@@ -159,19 +165,9 @@ class RungFolder:
         """The FLOPs that `record_spent` recorded for a step; None if there are none."""
         return self._table.spent.get(str(step))
 
-    def _find_path(self, depth: int) -> Path:
-        return self.path / f"depth-{depth}"
-
     def _write(self, table: _Table) -> None:
         self._table = table
         write_atomically(self.path / TABLE, json.dumps(table.model_dump(), indent=2) + "\n")
-
-
-def _read_table(path: Path) -> _Table:
-    try:
-        return _Table.model_validate(parse_json(read_bounded(path, MOST_MANIFEST_BYTES)))
-    except (OSError, ValueError, ValidationError) as error:
-        raise CheckpointError(f"{path} is not the table of a ladder, or damaged: give another folder") from error
 
 
 def _sync(path: Path) -> None:
@@ -183,7 +179,7 @@ def _sync(path: Path) -> None:
 
 
 def measure_latency(model: nn.Module, example: Arguments) -> float:
-    """Median seconds of a forward pass of the example input in evaluation mode, on the model's device."""
+    """Median seconds of a forward pass of the example input in evaluation mode."""
     arguments = fit_example(model, example, next(model.parameters()))
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     found = list[float]()

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +39,7 @@ class Tower:
     def count_copies(self, depth: int) -> tuple[int, ...]:
         """The number of copies of each block that makes the tower ``depth`` blocks deep, as evenly as possible."""
         sources, extra = sum(self.copyable), depth - len(self)
-        # The k-th source gets the copies between the fractions k / sources and (k + 1) / sources of all copies.
+        # The k-th source gets the copies between the fractions k / sources and (k + 1) / sources.
         ends = iter([extra * (rank + 1) // sources for rank in range(sources)])
         copies, given = list[int](), 0
         for is_source in self.copyable:
@@ -65,10 +65,7 @@ def count_blocks(towers: Towers) -> int:
 
 
 def plan_copies(towers: Towers, depth: int) -> dict[str, tuple[int, ...]]:
-    """The number of copies of each block, by tower, that makes a model ``depth`` blocks deep.
-
-    All towers grow by the same factor.
-    """
+    """The number of copies of each block, by tower, for ``depth`` blocks; all towers grow by the same factor."""
     before = count_blocks(towers)
     copies: dict[str, tuple[int, ...]] = {}
     for tower in towers:
@@ -92,12 +89,8 @@ def deepen_in_place(
 ) -> None:
     """Insert copies after the blocks of a model, and update the number of blocks in its configuration.
 
-    Args:
-        model: Any module with these towers.
-        copies: The number of copies to insert after each block, by tower.
-        optimizer: The optimizer of the model. A copied parameter joins the group of its original, with a copy of the
-            original's state. In each group the parameters of a copy follow those of its block, so an optimizer made
-            from the deeper model in the same way has the same order.
+    A copied parameter joins the optimizer's group of its original, with a copy of its state. In each group the
+    parameters of a copy follow those of its block, as in an optimizer made from the deeper model.
     """
     heirs: list[tuple[nn.Module, list[nn.Module]]] = []  # blocks and their copies
     inserted: dict[str, str] = {}
@@ -117,7 +110,6 @@ def deepen_in_place(
     if optimizer is None:
         return
 
-    # Every copied parameter gets the group and state of its original.
     optimizer.zero_grad()
     for block, made in heirs:
         copies_by_original = [dict(zip(block.parameters(), each.parameters(), strict=True)) for each in made]
@@ -145,8 +137,7 @@ def find_towers(model: nn.Module, example: Arguments, names: Iterable[str] | Non
     """Find the towers of a model with a forward pass.
 
     Without ``names``, they are the lists of blocks of one class in which each block is called once, with the output of
-    the previous block. If the model has a configuration with the number of its blocks, the tower is the list that this
-    number counts.
+    the previous one; in a model whose configuration has a number of blocks, those that it counts.
     """
     modules = dict(list_named_modules(model))
     lists = {name: module for name, module in modules.items() if isinstance(module, nn.Sequential | nn.ModuleList)}
@@ -165,13 +156,11 @@ def find_towers(model: nn.Module, example: Arguments, names: Iterable[str] | Non
     # Lists that run in turn, with at least one block that can follow itself.
     towers: dict[str, Tower] = {}
     for name, blocks in lists.items():
-        children = list(blocks.children())
-        made = [calls.get(block, []) for block in children]
-        in_turn = all(len(each) == 1 for each in made) and [each[0].order for each in made] == sorted(
-            each[0].order for each in made
-        )
-        if in_turn and any(each[0].keeps_shape for each in made):
-            towers[name] = Tower(name, tuple(each[0].keeps_shape for each in made))
+        by_block = [calls.get(block, []) for block in blocks.children()]
+        once = [made[0] for made in by_block if len(made) == 1]
+        in_turn = len(once) == len(by_block) and all(before.order < after.order for before, after in pairwise(once))
+        if in_turn and any(call.keeps_shape for call in once):
+            towers[name] = Tower(name, tuple(call.keeps_shape for call in once))
     if names is not None:
         for name in lists:
             if name not in towers:
@@ -186,7 +175,8 @@ def find_towers(model: nn.Module, example: Arguments, names: Iterable[str] | Non
     for name, tower in list(towers.items()):
         children = list(lists[name].children())
         same_class = len({type(block) for block in children}) == 1 and any(True for _ in children[0].children())
-        chained = all(after.takes(before) for before, after in pairwise(calls[block][0] for block in children))
+        run = [calls[block][0] for block in children]
+        chained = all(after.first is not None and after.first is before.features for before, after in pairwise(run))
         if not (same_class and chained) or (counted and name not in counted):
             del towers[tower.name]
     classes = {type(next(iter(lists[name].children()))) for name in towers}
@@ -200,18 +190,13 @@ def find_towers(model: nn.Module, example: Arguments, names: Iterable[str] | Non
     return tuple(towers.values())
 
 
-@dataclass(frozen=True)
-class _Call:
+class _Call(NamedTuple):
     """One call of a block."""
 
     order: int
     first: Tensor | None
     features: Any
     keeps_shape: bool
-
-    def takes(self, other: _Call) -> bool:
-        """Whether the block was called with the output of the other call."""
-        return self.first is not None and self.first is other.features
 
 
 def _record_calls(model: nn.Module, example: Arguments, blocks: Iterable[nn.Module]) -> dict[nn.Module, list[_Call]]:

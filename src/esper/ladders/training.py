@@ -1,9 +1,8 @@
 """The engine of a ladder: the state of its training, and what happens between two steps.
 
-The training loop, that of `esper.ladder` or a callback of another library's trainer, calls `LadderTraining.begin_step`
-before each optimizer step and `end_step` after it. There is only one model and one optimizer: a branch is the model
-itself, which returns to the state at the branching point once the rung is saved. What happens at a step depends only on
-the number of steps done so far.
+The training loop, that of `esper.ladder` or of another library's trainer, calls `LadderTraining.begin_step` before each
+optimizer step and `end_step` after it. A branch is the model itself, which returns to the state at the branching point
+once the rung is saved. What happens at a step depends only on the number of steps done so far.
 """
 
 from __future__ import annotations
@@ -34,31 +33,31 @@ from esper.serialization import Checkpoint, Checkpoints
 BRANCHES = "branches"
 """Subfolder with the state of the model at the branching points."""
 INITIAL_RATE = "initial_lr"
-"""Key of the learning rate of a parameter group before any schedule; torch's schedulers use the same."""
+"""Key of a parameter group's learning rate before any schedule, as in torch's schedulers."""
 _MODEL, _OPTIMIZER = "model.", "optimizer."
 
 Evaluate = Callable[[nn.Module], Any]
 
 
 class TrainingFlops:
-    """Counts the FLOPs of a model's training passes in the same way as a `Grower`'s spending.
+    """Counts the FLOPs of a model's training passes as a `Grower`'s spending does.
 
-    The cost of a forward pass is that of the example input, scaled by the size of the input. A backward pass costs
-    twice as much. Passes under `torch.no_grad`, such as those of validation, are not counted.
+    A forward pass costs that of the example input, scaled by the size of the input, a backward pass twice as much.
+    Passes under `torch.no_grad` are not counted.
     """
 
     def __init__(self, model: nn.Module, example: Arguments) -> None:
         self.flops = 0.0
         """FLOPs spent so far."""
         self.forward = 0.0
-        """FLOPs of a forward pass of the current model for the example input."""
+        """FLOPs of a forward pass of the model for the example input."""
         self._model, self._place = model, find_input_place(example)
         self._size = first_tensor(example).numel()
         self._pass = 0.0
 
     @contextmanager
     def counting(self) -> Generator[None]:
-        """Context manager in which all passes through the whole model are counted."""
+        """Count all passes through the whole model."""
         hooks = [
             self._model.register_forward_pre_hook(self._begin, with_kwargs=True),
             self._model.register_forward_hook(self._end),
@@ -94,10 +93,7 @@ class TrainingFlops:
 
 
 class LadderTraining:
-    """The training of one model that grows through the sizes of a ladder in place.
-
-    Finished rungs of the same ladder in the folder are kept, and ``keep`` branching points.
-    """
+    """The training of a model that grows through the sizes of a ladder in place; ``keep`` branching points are kept."""
 
     def __init__(
         self,
@@ -121,22 +117,22 @@ class LadderTraining:
 
     @property
     def finished(self) -> bool:
-        """Whether all rungs are finished."""
+        """Whether all rungs are trained."""
         return self.step >= self.plan.total_steps
 
     @property
     def result(self) -> Ladder:
         """The rungs so far."""
-        return Ladder(self.plan, self.folder.rungs, self.folder.path)
+        return Ladder(self.plan, self.folder.list_rungs(), self.folder.path)
 
     def describe_phase(self) -> str:
-        """A description of the current phase."""
+        """The current phase as a phrase."""
         phase = self.plan.find_phase(self.step)
         size = plural(self.plan.rungs[phase.rung].depth, "block")
         return f"ladder, decay of the rung of {size}" if phase.decays else f"ladder, {size}"
 
     def link(self, optimizer: torch.optim.Optimizer) -> None:
-        """Use this optimizer for the following steps, with its current learning rates as the maximum ones."""
+        """Use this optimizer from now on, with its current learning rates as the maximum ones."""
         optimizer = unwrap_optimizer(optimizer)
         if isinstance(optimizer, torch.optim.LBFGS):
             raise ConfigError("the optimizer is LBFGS, whose state belongs to no single parameter: use another one")
@@ -163,7 +159,7 @@ class LadderTraining:
                 group["lr"] = rate
 
     def require_rates(self) -> None:
-        """Check that the optimizer still has the learning rates that `begin_step` set."""
+        """Check that the learning rates are still those of `begin_step`."""
         for group, rate in zip(self._get_optimizer().param_groups, self._compute_rates(), strict=True):
             if not math.isclose(float(group["lr"]), float(rate), rel_tol=1e-6):  # a tensor has fewer digits
                 raise ConfigError(
@@ -172,12 +168,11 @@ class LadderTraining:
                 )
 
     def _compute_rates(self) -> list[Any]:
-        """The learning rate of each parameter group at the current step."""
         factor = self.plan.compute_rate(self.step)
         return [group[INITIAL_RATE] * factor for group in self._get_optimizer().param_groups]
 
     def end_step(self) -> bool:
-        """Count a step, and start or finish the branch of a rung if it is due; whether the model's size changed."""
+        """Count a step, and start or finish a rung's branch if it is due; returns whether the model's size changed."""
         self.step += 1
         branch = self.plan.find_branch_step(self._rung)
         ending = self.finished or self.step == branch + self.plan.rungs[self._rung].decay_steps
@@ -195,17 +190,17 @@ class LadderTraining:
         return False
 
     def require_finite(self) -> None:
-        """Check that all parameters are finite before they are saved."""
+        """Check that all parameters are finite."""
         if all(bool(parameter.isfinite().all()) for parameter in self.model.parameters()):
             return
-        finished = f"{plural(len(self.folder.rungs), 'rung')} {'is' if len(self.folder.rungs) == 1 else 'are'} finished"
+        count = len(self.folder.list_rungs())
         raise DivergedError(
             f"training diverged: after step {self.step:,} of {self.plan.total_steps:,} there are parameters that are "
-            f"not finite; {finished}. Start again in another folder with a lower learning rate or clipped gradients"
+            f"not finite; {plural(count, 'rung')} {'is' if count == 1 else 'are'} finished. Start again in another "
+            "folder with a lower learning rate or clipped gradients"
         )
 
     def _finish_rung(self) -> None:
-        """Measure and save the current rung."""
         planned, spent = self.plan.rungs[self._rung], self.spent.flops
         loss = None
         if self._evaluate is not None:
@@ -218,18 +213,17 @@ class LadderTraining:
                 raise ConfigError(f"evaluate(model) returned {describe_value(value)}: return one number") from None
         latency = measure_latency(self.model, self._example)
         self.spent.flops = spent  # evaluation does not count as training
-        rung = self.folder.add_rung(
-            self.model,
-            Rung(
-                depth=planned.depth,
-                parameters=planned.parameters,
-                forward_flops=planned.forward_flops,
-                flops=spent,
-                flops_alone=planned.flops_alone,
-                loss=loss,
-                latency=latency,
-            ),
+        rung = Rung(
+            depth=planned.depth,
+            parameters=planned.parameters,
+            forward_flops=planned.forward_flops,
+            flops=spent,
+            flops_alone=planned.flops_alone,
+            loss=loss,
+            latency=latency,
+            path=self.folder.find_path(planned.depth),
         )
+        self.folder.add_rung(self.model, rung)
         result = "" if loss is None else f"loss {loss:.4f}, "
         print_line(f"rung of {plural(planned.depth, 'block')}: {result}{spent:.3g} FLOPs so far, {rung.path}")
 
@@ -244,12 +238,12 @@ class LadderTraining:
     # Resuming ---------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Print the plan, and write the folder's table."""
+        """Write the folder's table, and print the plan."""
         self.folder.create()
         print_line(str(self.plan))
 
     def take_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """The state of model and optimizer and the FLOPs spent, as tensors and JSON values."""
+        """The state as tensors and JSON values."""
         tensors = {_MODEL + name: value for name, value in self._named_tensors().items()}
         values: dict[str, dict[str, Any]] = {}
         for index, state in self._get_optimizer().state_dict()["state"].items():
@@ -271,7 +265,7 @@ class LadderTraining:
         return tensors, {"optimizer": values, "trained_by": self._describe_optimizer(), "flops": self.spent.flops}
 
     def require_optimizer(self, checkpoint: Checkpoint) -> None:
-        """Check that optimizer and maximum learning rates are those of a checkpoint."""
+        """Check that optimizer and learning rates are those of a checkpoint."""
         present = self._describe_optimizer()
         former = checkpoint.state.get("trained_by", present)  # earlier checkpoints lack it
         if former != present:
@@ -312,7 +306,7 @@ class LadderTraining:
         optimizer.load_state_dict({"state": states, "param_groups": optimizer.state_dict()["param_groups"]})
 
     def resume_at(self, step: int) -> None:
-        """Continue before a step, with the FLOPs spent by then; model and optimizer must already be restored."""
+        """Continue before a step, once model and optimizer are restored."""
         due = self.plan.find_phase(step).rung
         if due != self._rung:
             raise CheckpointError(
@@ -324,7 +318,7 @@ class LadderTraining:
         self.spent.flops = self.plan.compute_flops(step) if spent is None else spent
 
     def follow_loading(self) -> None:
-        """Make the model grow to the size of any state dict that is later loaded into it."""
+        """Let the model grow to the size of any state dict that is later loaded into it."""
         self.model.register_load_state_dict_pre_hook(_LoadingHook(self))
 
     def grow_as_loaded(self, state_dict: Mapping[str, Any], prefix: str) -> None:
@@ -345,19 +339,14 @@ class LadderTraining:
         raise CheckpointError(f"the state dict has {plural(depth, 'block')}, which is no size of this ladder")
 
     def _named_tensors(self) -> dict[str, Tensor]:
-        """Parameters and buffers of the model, and parameters of the optimizer that do not belong to the model."""
+        """Parameters and buffers of the model, and other parameters of the optimizer."""
         tensors: dict[str, Tensor] = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
         own = set(tensors.values())
-        others = [
-            parameter
-            for group in self._get_optimizer().param_groups
-            for parameter in group["params"]
-            if parameter not in own
-        ]
+        parameters = [parameter for group in self._get_optimizer().param_groups for parameter in group["params"]]
+        others = [parameter for parameter in parameters if parameter not in own]
         return {**tensors, **{f"other/{index}": parameter for index, parameter in enumerate(others)}}
 
     def _describe_optimizer(self) -> str:
-        """Class and maximum learning rates of the optimizer."""
         optimizer = self._get_optimizer()
         rates = ", ".join(f"{float(group[INITIAL_RATE]):g}" for group in optimizer.param_groups)
         return f"{type(optimizer).__name__} at {rates}"

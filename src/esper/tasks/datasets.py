@@ -1,7 +1,5 @@
 """The data sets digits and MNIST-1D, and the suites on them."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -134,7 +132,7 @@ def _synthesise_signals(labels: Ints, rng: np.random.Generator) -> Floats:
 
 Distortion = Callable[[Float32s, np.random.Generator, np.random.Generator], Float32s]
 """Maps ``(inputs [N, D], fixed, fresh)`` to distorted inputs ``[N, D]``. The generator ``fixed`` has the same seed for
-every part of an instance, ``fresh`` another one for each part."""
+every part of an instance."""
 
 MASKED = 0.4
 """Probability that a feature is set to zero."""
@@ -142,16 +140,14 @@ WHITE_NOISE_ON_INPUTS = 0.5
 """Standard deviation of the white noise, relative to that of the inputs."""
 
 
-def mask_features(inputs: Float32s, fixed: np.random.Generator, fresh: np.random.Generator) -> Float32s:
+def mask_features(inputs: Float32s, fixed: np.random.Generator, _fresh: np.random.Generator) -> Float32s:
     """Set the same random features to zero in every example."""
-    del fresh
     blank = fixed.choice([True, False], size=inputs.shape[1], p=[MASKED, 1 - MASKED])
     return np.where(blank, np.float32(0), inputs)
 
 
-def add_white_noise(inputs: Float32s, fixed: np.random.Generator, fresh: np.random.Generator) -> Float32s:
+def add_white_noise(inputs: Float32s, _fixed: np.random.Generator, fresh: np.random.Generator) -> Float32s:
     """Add white noise to every feature of every example."""
-    del fixed
     noisy = fresh.standard_normal(inputs.shape, dtype=np.float32)
     noisy *= WHITE_NOISE_ON_INPUTS * inputs.std()
     noisy += inputs
@@ -240,7 +236,7 @@ class DatasetSuite(Suite):
     batches_per_step = 16
     batch_size = 64
     validation_size = 256
-    optimizer = OptimizerSettings(name="adamw", betas=(0.9, 0.98), weight_decay=0.0)
+    optimizer = OptimizerSettings()
     families = tuple(_TRAINING)
     transfer_families = tuple(_TRANSFER)
 
@@ -297,7 +293,6 @@ class DatasetSuite(Suite):
             labels = add_label_noise(
                 labels, instance.label_noise, self.classes, child_generator(instance.seed, _LABELS)
             )
-        # All parts are scaled by the training part, because the host trains on no other.
         scale = Scale.of(inputs if part == "train" else self._select_inputs(instance, "train"))
         return standardise(inputs.reshape(-1, *self.input_shape), labels, scale)
 
@@ -320,7 +315,7 @@ class DatasetSuite(Suite):
             raise TaskError(
                 f"instance {instance.name} needs {instance.train_size} training examples, but only {available} exist"
             )
-        # One permutation splits the other rows: validation first, then as many training rows as the instance has.
+        # Validation rows come first, then as many training rows as the instance has.
         rows = child_generator(instance.seed, _SPLIT).permutation(pool)
         if part == "validation":
             return rows[: self.validation_size]

@@ -4,8 +4,6 @@ A sampler draws what is fixed for an instance (directions, templates, tables) fr
 another. So all parts of an instance pose the same problem.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 

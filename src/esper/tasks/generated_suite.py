@@ -3,8 +3,6 @@
 A controller that trains on them hardly ever meets the same suite twice. `GeneratedSuite` generates them.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -45,10 +43,7 @@ class HostPlan:
 
 
 class Chain(nn.Module):
-    """Blocks in sequence, a reduction over positions, and a head.
-
-    The reduction is the mean over the axes ``mean_over`` if there are any; None takes the last token.
-    """
+    """Blocks in sequence, a mean over the axes ``mean_over`` (None takes the last token), and a head."""
 
     def __init__(self, blocks: list[nn.Module], mean_over: tuple[int, ...] | None, head: nn.Module) -> None:
         super().__init__()
@@ -150,14 +145,13 @@ _MEAN_OVER: Mapping[str, tuple[int, ...] | None] = {
     "language": None,
 }
 """Axes of positions, by the kind of host."""
+_ON_FEATURES = ("norm", "lowrank", "mlp", "mlp_wide", "gate", "input_skip")
+_ON_SIGNALS = ("norm", "conv1x1", "depthwise", "conv3x3", "bottleneck", "squeeze_excite", "gate")
 _BLUEPRINTS: Mapping[str, tuple[str, ...]] = {
-    "mlp": ("norm", "lowrank", "mlp", "mlp_wide", "gate", "input_skip"),
-    "tokens": (
-        *("norm", "lowrank", "mlp", "mlp_wide", "gate", "input_skip"),
-        *("lowrank_8", "attention", "token_conv", "token_mix"),
-    ),
-    "signals": ("norm", "conv1x1", "depthwise", "conv3x3", "bottleneck", "squeeze_excite", "gate"),
-    "images": ("norm", "conv1x1", "depthwise", "conv3x3", "bottleneck", "squeeze_excite", "gate"),
+    "mlp": _ON_FEATURES,
+    "tokens": (*_ON_FEATURES, "lowrank_8", "attention", "token_conv", "token_mix"),
+    "signals": _ON_SIGNALS,
+    "images": _ON_SIGNALS,
     "language": ("norm", "lowrank", "mlp", "mlp_wide", "lowrank_8", "attention", "input_skip"),
 }
 """Blueprints that fit the sites of each kind of host."""
@@ -180,7 +174,7 @@ class GeneratedSuite(Suite):
     transfer_families = ()
 
     def __init__(self, number: int) -> None:
-        # The order of the draws matters: another order gives another suite for the same number.
+        # Another order of the draws would give another suite for the same number.
         rng = child_generator(number, _RECIPE)
         self.name = f"{GENERATED}:{number}"
         # The host, its problems and its blueprints.
@@ -193,10 +187,11 @@ class GeneratedSuite(Suite):
         self.steps = int(rng.integers(SHORTEST, 61))
         self.batches_per_step = int(rng.integers(4, 11))
         self.batch_size = int(rng.choice([16, 32, 48]))
-        self._shape = _draw_shape(self.kind, rng)
-        self.classes = self._shape.classes
-        self.input_shape = _find_input_shape(self.kind, self._shape)
-        self._plan = _draw_plan(self.kind, self._shape, rng)
+        self.shape = shape = _draw_shape(self.kind, rng)
+        self.classes = shape.classes
+        by_kind = {"mlp": (shape.channels,), "signals": (1, shape.positions), "images": (1, *(shape.positions,) * 2)}
+        self.input_shape = by_kind.get(self.kind, (shape.positions, shape.channels))
+        self._plan = _draw_plan(self.kind, shape, rng)
         self.sites = tuple(f"block{index}" for index in range(len(self._plan.widths)))
         # The optimizer.
         adaptive = bool(rng.random() < 0.6)
@@ -249,20 +244,10 @@ class GeneratedSuite(Suite):
         examples = training if part == "train" else _sample_examples(self, instance, part, phase)
         return standardise(*examples, Scale.of(training.inputs))
 
-    def count_examples(self, instance: Instance, part: Part) -> int:
-        """The number of examples of a part."""
-        sizes = {"train": instance.train_size, "validation": self.validation_size, "test": self.test_size}
-        return sizes[part]
-
-    @property
-    def shape(self) -> Shape:
-        """The sizes of the inputs."""
-        return self._shape
-
 
 @lru_cache(maxsize=256)
 def _sample_examples(suite: GeneratedSuite, instance: Instance, part: Part, phase: int) -> LabelledArrays:
-    # Cached because every part is standardised by the training part; callers must not write to it.
+    # Cached, because every part is standardised by the training part; callers must not write to it.
     fixed = child_generator(instance.seed, phase, _FIXED)
     fresh = child_generator(instance.seed, phase, _FRESH, PARTS.index(part))
     draw = Draw(suite.count_examples(instance, part), PARTS.index(part), fixed, fresh)
@@ -286,18 +271,6 @@ def _draw_shape(kind: str, rng: np.random.Generator) -> Shape:
         case _:
             symbols = int(rng.integers(4, 9))
             return Shape(symbols, int(rng.integers(6, 13)), symbols)
-
-
-def _find_input_shape(kind: str, shape: Shape) -> tuple[int, ...]:
-    match kind:
-        case "mlp":
-            return (shape.channels,)
-        case "signals":
-            return (1, shape.positions)
-        case "images":
-            return (1, shape.positions, shape.positions)
-        case _:
-            return (shape.positions, shape.channels)
 
 
 def _draw_plan(kind: str, shape: Shape, rng: np.random.Generator) -> HostPlan:

@@ -1,17 +1,15 @@
 """Fashion-MNIST and CIFAR-10, read from local files, and the suites on them.
 
-Fashion-MNIST: H. Xiao, K. Rasul and R. Vollgraf (arXiv:1708.07747), in IDX files, the format of MNIST (Y. LeCun, "The
-MNIST database"). An IDX file has two zero bytes, the type of the values (8: unsigned bytes), the number of axes, the
-length of each axis as a big-endian 32-bit integer, and then the values.
+Fashion-MNIST: H. Xiao, K. Rasul and R. Vollgraf (arXiv:1708.07747), in IDX files (Y. LeCun, "The MNIST database"): two
+zero bytes, the type of the values (8: unsigned bytes), the number of axes, the length of each axis as a big-endian
+32-bit integer, and then the values.
 
-CIFAR-10: A. Krizhevsky, "Learning Multiple Layers of Features from Tiny Images" (2009), in its binary version. The
-archive has five files for training and one for test. A record is one byte for the label and 3072 bytes of pixels: the
-red, the green and the blue plane, each row by row.
+CIFAR-10: A. Krizhevsky, "Learning Multiple Layers of Features from Tiny Images" (2009), in its binary version: five
+files for training and one for test, of records of one byte for the label and 3072 for the red, the green and the blue
+plane, each row by row.
 
 Nothing is downloaded, no file is unpickled, and no archive is unpacked to disk.
 """
-
-from __future__ import annotations
 
 import gzip
 import math
@@ -63,7 +61,7 @@ FASHION_FILES = tuple(
 """File names: images and labels for training, then for test."""
 FASHION_SIDE = 28
 MOST_IMAGES = 100_000
-"""Largest number of images in a file; a header that states more is treated as damaged."""
+"""Largest number of images in a file."""
 
 
 def find_fashion_mnist() -> tuple[Path, ...] | None:
@@ -157,10 +155,7 @@ def read_cifar10(path: Path) -> ImageSet:
 
 @cache
 def _flatten_images(read: Callable[[Any], ImageSet], place: Any) -> LabelledArrays:
-    """All training examples, followed by as many test examples as suites use: images ``[N, C * SIDE * SIDE]``.
-
-    Smaller images get a black frame. Pixels stay bytes, because float32 would take four times the memory.
-    """
+    """All training examples, then the test examples that suites use: ``[N, C * SIDE * SIDE]``, framed in black."""
     data = read(place)
     images = np.concatenate([data.images, data.test_images[: ImageSuite.test_size]])
     frame = (SIDE - images.shape[-1]) // 2
@@ -170,10 +165,7 @@ def _flatten_images(read: Callable[[Any], ImageSet], place: Any) -> LabelledArra
 
 
 class PhotoSuite(DatasetSuite):
-    """A suite on a data set in files, with the hosts and settings of `ImageSuite`.
-
-    A variant is the host's number of stages.
-    """
+    """A suite on a data set in files, with the hosts of `ImageSuite`; a variant is the host's number of stages."""
 
     sites = ImageSuite.sites
     blueprints = ImageSuite.blueprints

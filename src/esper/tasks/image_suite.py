@@ -26,8 +26,7 @@ from esper.tasks.suite import OptimizerSettings, VariantSuite
 SIDE, COLOURS, CLASSES = 32, 3, 10
 
 Sampler = Callable[[int, Part, np.random.Generator, np.random.Generator], LabelledArrays]
-"""Maps ``(N, part, fixed, fresh)`` to N examples ``[N, COLOURS, SIDE, SIDE]``. The generator ``fixed`` has the same
-seed for every part of an instance, ``fresh`` another one for each part."""
+"""Maps ``(N, part, fixed, fresh)`` to N examples ``[N, COLOURS, SIDE, SIDE]``."""
 
 
 def draw_labels(count: int, rng: np.random.Generator) -> Ints:
@@ -67,7 +66,7 @@ ORIENTATIONS = 5
 
 def sample_texture(
     count: int,
-    part: Part,
+    _part: Part,
     fixed: np.random.Generator,
     fresh: np.random.Generator,
     *,
@@ -75,16 +74,13 @@ def sample_texture(
     noise: float,
     spread: float = 0.0,
 ) -> LabelledArrays:
-    """The class is the orientation and period of a noisy grating with random phase, in one colour.
+    """The class is the orientation and period, in pixels, of a noisy grating with random phase, in one colour.
 
-    ``periods`` are in pixels. Each image is scaled by ``exp(spread * N(0, 1))``: with a large spread the brightest
-    images dominate, and normalising the features pays.
+    Each image is scaled by ``exp(spread * N(0, 1))``: with a large spread, normalising the features pays.
     """
-    del part
     labels = draw_labels(count, fresh)
     angles = np.pi * (labels % ORIENTATIONS + fixed.random()) / ORIENTATIONS
     frequencies = 1 / np.array(periods)[labels // ORIENTATIONS]
-    # Position along the direction of the grating, in periods.
     rows, columns = _pixel_grid()
     across, down = (frequencies * np.cos(angles)).astype(np.float32), (frequencies * np.sin(angles)).astype(np.float32)
     turns = across[:, None, None] * columns + down[:, None, None] * rows
@@ -117,10 +113,9 @@ TILT = 0.25
 
 
 def sample_shape(
-    count: int, part: Part, fixed: np.random.Generator, fresh: np.random.Generator, *, radii: tuple[float, float]
+    count: int, _part: Part, _fixed: np.random.Generator, fresh: np.random.Generator, *, radii: tuple[float, float]
 ) -> LabelledArrays:
     """The class is the shape of a figure with random colour and place, and a radius in pixels between ``radii``."""
-    del part, fixed
     labels = draw_labels(count, fresh)
     radius = fresh.uniform(*radii, size=(count, 1, 1))
     # The whole figure lies inside the image, slightly rotated.
@@ -154,10 +149,9 @@ def _add_at(images: Float32s, patches: Float32s, rows: Ints, columns: Ints) -> N
 
 
 def sample_motif(
-    count: int, part: Part, fixed: np.random.Generator, fresh: np.random.Generator, *, copies: int
+    count: int, _part: Part, fixed: np.random.Generator, fresh: np.random.Generator, *, copies: int
 ) -> LabelledArrays:
     """The class is that of a small pattern, of which ``copies`` are added to noise at random places."""
-    del part
     patterns = fixed.choice(np.array([-1, 1], np.float32), size=(CLASSES, COLOURS, PATTERN, PATTERN))
     labels = draw_labels(count, fresh)
     images = draw_background(count, 0.5, fresh)
@@ -172,9 +166,8 @@ def sample_motif(
 HUE_STRENGTH, HUE_NOISE = 0.35, 1.0
 
 
-def sample_hue(count: int, part: Part, fixed: np.random.Generator, fresh: np.random.Generator) -> LabelledArrays:
+def sample_hue(count: int, _part: Part, fixed: np.random.Generator, fresh: np.random.Generator) -> LabelledArrays:
     """The class is the hue of the whole noisy image: the mean over pixels shows it, so hardly any growth pays."""
-    del part
     labels = draw_labels(count, fresh)
     angles = 2 * np.pi * (labels + fixed.random()) / CLASSES
     # Hues lie on a circle in the plane of colours whose sum is zero.
@@ -189,10 +182,9 @@ def sample_hue(count: int, part: Part, fixed: np.random.Generator, fresh: np.ran
 
 
 def sample_dots(
-    count: int, part: Part, fixed: np.random.Generator, fresh: np.random.Generator, *, size: int
+    count: int, _part: Part, _fixed: np.random.Generator, fresh: np.random.Generator, *, size: int
 ) -> LabelledArrays:
     """The class is the number, one to ten, of bright squares with sides of ``size`` pixels, which may overlap."""
-    del part, fixed
     labels = draw_labels(count, fresh)
     images = draw_background(count, 0.4, fresh)
     square = np.ones((COLOURS, size, size), np.float32)
@@ -239,8 +231,8 @@ def make_convolution(
 class ResidualStage(nn.Module):
     """``h + W relu(V * h + b)``, where ``V`` is a 3 x 3 convolution to ``inner`` channels; ``W = 0`` at first.
 
-    Without inner channels the stage is the identity and has no parameters. Padding it to the shapes of a wider stage
-    does not change what it computes: an inner channel with zero weights contributes nothing and gets no gradient.
+    Without inner channels it is the identity. Padding does not change what it computes: an inner channel with zero
+    weights contributes nothing and gets no gradient.
     """
 
     def __init__(self, width: int, inner: int, generator: torch.Generator) -> None:
@@ -263,10 +255,9 @@ class ResidualStage(nn.Module):
 class ImageHost(nn.Module):
     """Three to five stages and a mean over pixels: images ``[B, C, 32, 32]`` to logits ``[B, classes]``.
 
-    ``patches`` and ``halving`` cut the image into patches with sides of 4 and then 2 pixels; ``fusion`` mixes channels.
-    The stages ``early``, at 8 x 8, and ``late``, at 4 x 4, are residual and exist only if ``stages`` names them.
-    Without them, no position depends on anything outside its patch. The sites are after ``early``, ``late`` and
-    ``fusion``.
+    ``patches`` and ``halving`` cut the image into patches of 4 x 4 and then 2 x 2 pixels; ``fusion`` mixes channels.
+    The residual stages ``early``, at 8 x 8, and ``late``, at 4 x 4, exist if ``stages`` names them; without them, no
+    position depends on anything outside its patch. The sites are after ``early``, ``late`` and ``fusion``.
     """
 
     def __init__(
@@ -388,7 +379,7 @@ class ImageSuite(VariantSuite):
     batch_size = 16
     validation_size = 128
     test_size = 384
-    optimizer = OptimizerSettings(name="adamw", betas=(0.9, 0.98), weight_decay=0.0)
+    optimizer = OptimizerSettings()
     kind = "image family"
     table = {**TRAINING, **TRANSFER}
     rent = 0.08
@@ -408,13 +399,13 @@ class ImageSuite(VariantSuite):
     def data(self, instance: Instance, part: Part, phase: int = 0) -> Data:
         """Inputs ``[N, COLOURS, SIDE, SIDE]``, standardised by the training part of the same phase, and labels."""
         self.check(instance)
-        sizes = {"train": instance.train_size, "validation": self.validation_size, "test": self.test_size}
-        return standardise(*_sample_part(instance, part, phase, sizes[part]), _measure_scale(instance, phase))
+        examples = _sample_part(instance, part, phase, self.count_examples(instance, part))
+        return standardise(*examples, _measure_scale(instance, phase))
 
 
 @lru_cache(maxsize=1024)
 def _measure_scale(instance: Instance, phase: int) -> Scale:
-    """The scale of the training part, by which all parts are standardised; only the scale is cached, not the images."""
+    """The scale of the training part, by which all parts are standardised."""
     return Scale.of(_sample_part(instance, "train", phase, instance.train_size).inputs)
 
 

@@ -58,23 +58,20 @@ class Scale:
 
 
 def standardise(inputs: Float32s, labels: Ints, scale: Scale) -> Data:
-    """Standardise inputs ``[N, ...]``; the returned data share no memory with the arrays."""
+    """Standardised inputs ``[N, ...]`` and labels, without shared memory."""
     return Data(torch.from_numpy(scale.apply(inputs)), torch.from_numpy(labels.copy()))
 
 
 def add_label_noise(labels: Ints, fraction: float, classes: int, rng: np.random.Generator) -> Ints:
-    """Redraw each label uniformly with probability ``fraction``; labels may have any shape and may stay the same."""
-    # Both arrays are drawn in full, so that the random stream does not depend on the fraction.
+    """Redraw each label uniformly with probability ``fraction``; it may stay the same."""
+    # The random stream does not depend on the fraction.
     redrawn = rng.random(labels.shape) < fraction
     return np.where(redrawn, rng.integers(classes, size=labels.shape), labels)
 
 
 @dataclass(frozen=True)
 class Instance:
-    """The settings of one learning problem, from which a suite builds a host and data.
-
-    Equal instances give equal hosts and equal data, in any process.
-    """
+    """The settings of one learning problem; equal instances give equal hosts and equal data, in any process."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 

@@ -4,8 +4,6 @@ In order: the samplers, the host, the families and their hidden variants, the su
 at most positions several symbols may follow, and only the loss measures how well their probabilities are predicted.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,8 +33,7 @@ LENGTH = 25
 
 
 Sampler = Callable[[int, np.random.Generator, np.random.Generator], Ints]
-"""Maps ``(N, hidden, fresh)`` to N sequences ``[N, LENGTH]``. What is fixed for an instance, such as tables and the
-symbols in use, is drawn from the generator ``hidden``, the sequences from ``fresh``."""
+"""Maps ``(N, hidden, fresh)`` to N sequences ``[N, LENGTH]``; what an instance fixes is drawn from ``hidden``."""
 
 
 # Grammars. Where several symbols may follow, their probabilities are unequal, so that there is much to learn.
@@ -94,8 +91,8 @@ def sample_repetition(
 ) -> Ints:
     """Random symbols, repeated with a period that is drawn from ``periods`` for each sequence.
 
-    With one period, the symbol to copy is at a fixed distance. With several, it must be found by matching the context,
-    as an induction head does (Olsson et al., 2022, arXiv:2209.11895).
+    With several periods, the symbol to copy must be found by matching the context, as an induction head does (Olsson et
+    al., 2022, arXiv:2209.11895).
     """
     period = fresh.choice(np.asarray(periods), size=count)
     sequences = fresh.integers(SYMBOLS, size=(count, LENGTH))
@@ -178,7 +175,7 @@ ALPHABET = "\n abcdefghijklmnopqrstuvwxyz_.,"
 
 
 def sample_text(count: int, _hidden: np.random.Generator, fresh: np.random.Generator, *, name: TextName) -> Ints:
-    """Windows of a text, in order, so that splitting them into parts gives each part its own stretch of the text."""
+    """Windows of a text, in order, so that each part of the data has its own stretch of the text."""
     windows = list_windows(name)
     return windows[np.sort(fresh.choice(len(windows), count, replace=False))]
 
@@ -261,8 +258,8 @@ class RootMeanSquare(Stackable):
 class Block(Stackable):
     """A pre-norm transformer block, causal attention and a perceptron (arXiv:2002.04745), on tokens ``[..., B, T, C]``.
 
-    The projections into the residual stream have no bias. So a block whose parameters are all zero is the identity and
-    gets no gradient, and hosts of any depth can share one architecture.
+    The projections into the residual stream have no bias, so a block whose parameters are all zero is the identity and
+    gets no gradient.
     """
 
     def __init__(self, shape: Shape, index: int, generator: torch.Generator) -> None:
@@ -419,7 +416,7 @@ class LanguageSuite(VariantSuite):
     batch_size = 16
     validation_size = 64
     test_size = 256
-    optimizer = OptimizerSettings(name="adamw", betas=(0.9, 0.98), weight_decay=0.0, clip_norm=1.0)
+    optimizer = OptimizerSettings(clip_norm=1.0)
     kind = "language family"
     table = {**TRAINING, **TRANSFER}
     rent = 0.04

@@ -1,7 +1,5 @@
 """All suites by name: built-in suites, generated suites, and suites that users register."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from functools import cache
@@ -33,8 +31,7 @@ FILE_SUITES: Mapping[str, str] = {
     "fashion_mnist": "esper.tasks.image_files:FashionMnistSuite",
     "cifar10": "esper.tasks.image_files:Cifar10Suite",
 }
-"""Suites whose data are files that not every machine has; they are not listed, but can be used by name."""
-
+"""Suites whose data are files that not every machine has; they are not listed."""
 
 GENERATED = "generated"
 """Prefix of the names of generated suites, as in ``generated:7``."""
@@ -48,13 +45,10 @@ _registered_by: dict[str, set[str]] = {}
 
 
 def register(kind: type[_Kind]) -> type[_Kind]:
-    """Class decorator: register a suite under its ``name``, for use wherever a suite can be named.
+    """Class decorator: register a suite under its ``name``; raises TaskError if another suite has it.
 
-    Worker processes must import the suite's module, too. They do so for the main script, for files listed in the
-    environment variable `ESPER_SUITES`, and for ``FILE.py:NAME`` on the command line.
-
-    Raises:
-        TaskError: another suite has that name.
+    Worker processes import the suite's module, too, if it is the main script, in a file listed in `ESPER_SUITES`, or
+    given as ``FILE.py:NAME`` on the command line.
     """
     taken = {**_suites, **FILE_SUITES, GENERATED: "esper.tasks.generated_suite"}
     if kind.name in taken:
@@ -76,11 +70,11 @@ def get_suite(name: str) -> Suite:
     """The suite called ``name``: ``tokens``, ``generated:7`` or, from a file that may be run, ``FILE.py:NAME``.
 
     Raises:
-        TaskError: no suite has that name, the suite cannot be constructed, or its file may not be run or fails.
+        TaskError: no suite has that name, it cannot be constructed, or its file may not be run or fails.
     """
     file, suite_name = split_name(name)
 
-    # A file is code, so the user must have named it on this machine; a configuration cannot.
+    # A file is code, so the user must have named it on this machine.
     if file is not None and os.pathsep in file:
         raise TaskError(f"suite {name!r}: a path with {os.pathsep!r} cannot stand in {FILES}: move the file elsewhere")
     if file is not None and file not in list_allowed_files():

@@ -1,7 +1,5 @@
 """A suite: a distribution of learning problems that share one host architecture and one optimizer."""
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -39,11 +37,11 @@ COMPUTED = Source("computed from its recipe")
 Value = TypeVar("Value")
 
 Objective = Literal["accuracy", "loss"]
-"""What growth is scored by on a suite: accuracy or, for instance where accuracy is meaningless, the loss."""
+"""What growth is scored by on a suite."""
 
 
 class OptimizerSettings(Settings):
-    """The optimizer of all hosts of a suite; the learning rate is a setting of the instance."""
+    """The optimizer of a suite's hosts; the learning rate belongs to the instance."""
 
     name: Literal["adamw", "sgd"] = "adamw"
     """``adamw`` uses ``betas``, ``sgd`` uses ``momentum``."""
@@ -67,12 +65,11 @@ _FIRST_SEED: dict[Split, int] = {"train": 0, "heldout": _SEEDS_PER_SPLIT, "trans
 class Suite(ABC):
     """A distribution of learning problems, the hosts for them, and the settings for training and scoring hosts.
 
-    All hosts of a suite have the same architecture at different widths. Padding a host's parameters and buffers with
-    zeros, at the end of every axis, to the shapes of ``template()`` does not change its outputs, and the gradient of
-    every padded entry is exactly zero. So any mix of instances can be stacked into one program.
+    All hosts have the same architecture at different widths. Padding their parameters and buffers with zeros, at the
+    end of every axis, to the shapes of ``template()`` does not change their outputs, and the gradient of every padded
+    entry is exactly zero. So any mix of instances can be stacked into one program.
 
-    Hosts return logits ``[B, *label_shape, classes]``. The loss is the mean over examples and, where every position has
-    a label, over positions.
+    Hosts return logits ``[B, *label_shape, classes]``. The loss is the mean over examples and labelled positions.
     """
 
     name: str
@@ -82,10 +79,10 @@ class Suite(ABC):
     label_shape: tuple[int, ...] = ()
     """Shape of one example's labels: ``()`` for one label, ``(T,)`` for one label at each of T positions."""
     sites: tuple[str | tuple[str, ...], ...]
-    """Names of the host's submodules that get a growth slot, first to last.
+    """Names of the host's submodules that get a slot, first to last.
 
-    A tuple of names, such as ``("layer0.0", "layer0.1", "layer1.0")``, is a slot after the last of these modules where
-    hidden units may grow, too: the first layer computes them, and the last layer takes them as input.
+    A tuple, such as ``("layer0.0", "layer0.1", "layer1.0")``, is a slot after the last of these modules where hidden
+    units may grow, too: the first layer computes them, the last takes them as input.
     """
     blueprints: tuple[str, ...]
     """Registry names of the available blueprints."""
@@ -102,11 +99,10 @@ class Suite(ABC):
     source: Source = COMPUTED
     """Where the data come from."""
     parameter_cap: int | None = None
-    """Largest number of parameters that growth may add to a host, even where `GrowthConfig.budget` allows more; None:
-    no cap."""
+    """Largest number of parameters that growth may add to a host, whatever `GrowthConfig.budget` allows."""
     objective: Objective = "accuracy"
-    """What scores, contributions, tolerances of gates and observations are measured in: ``accuracy`` or, with ``loss``,
-    the relative improvement over the loss of guessing, from -1 to 1."""
+    """What scores, contributions and tolerances are measured in; with ``loss``, in the relative improvement over the
+    loss of guessing, from -1 to 1."""
 
     @abstractmethod
     def variants(self, family: str) -> tuple[str, ...]:
@@ -114,7 +110,7 @@ class Suite(ABC):
 
     @abstractmethod
     def draw(self, family: str, variant: str, seed: int, rng: np.random.Generator) -> Instance:
-        """Draw an instance of a variant; its other settings, such as the learning rate, come from ``rng``."""
+        """Draw an instance of a variant, with its other settings from ``rng``."""
 
     @abstractmethod
     def template(self) -> nn.Module:
@@ -122,7 +118,7 @@ class Suite(ABC):
 
     @abstractmethod
     def host(self, instance: Instance) -> nn.Module:
-        """The host of an instance, with the instance's widths and initialised from its random seed."""
+        """The host of an instance, with its widths, initialised from its random seed."""
 
     @abstractmethod
     def data(self, instance: Instance, part: Part, phase: int = 0) -> Data:
@@ -130,7 +126,7 @@ class Suite(ABC):
 
     def sample(self, count: int, split: Split, generator: np.random.Generator) -> list[Instance]:
         """Draw instances so that every prefix of the list is balanced over families and variants."""
-        # Cycle through the families and, within a family, through its variants, both in random order.
+        # Cycle through the families and, within each, through its variants, both in random order.
         families = _shuffle_names(self.transfer_families if split == "transfer" else self.families, generator)
         if count and not families:
             raise TaskError(f"suite {self.name!r} has no families for the split {split!r}: choose another split")
@@ -144,13 +140,17 @@ class Suite(ABC):
             instances.append(self.draw(family, variant, seed, generator))
         return instances
 
+    def count_examples(self, instance: Instance, part: Part) -> int:
+        """The number of examples of a part of an instance's data."""
+        return {"train": instance.train_size, "validation": self.validation_size, "test": self.test_size}[part]
+
     def parameters(self, instance: Instance) -> int:
         """Number of parameters of an instance's host before any growth."""
         return sum(parameter.numel() for parameter in self.host(instance).parameters())
 
     def flops(self, instance: Instance) -> int:
         """FLOPs of a forward pass of an instance's host per example; a multiply-add counts as two."""
-        # Two examples, because batch normalisation cannot train on one.
+        # Batch normalisation cannot train on one example.
         host, inputs = self.host(instance), torch.zeros(2, *self.input_shape)
         counted = count_flops(host, lambda: host(inputs))
         if counted.uncounted:
@@ -167,12 +167,12 @@ class Suite(ABC):
 
     @property
     def chance_score(self) -> float:
-        """The score of guessing, in accuracy or what replaces it by ``objective``."""
+        """The score of guessing, in the ``objective``."""
         return 1 / self.classes if self.objective == "accuracy" else 0.0
 
     @property
     def slot_names(self) -> tuple[str, ...]:
-        """Names of the slots; each has the name of the submodule that it follows."""
+        """Names of the slots: of the submodules that they follow."""
         return tuple(site if isinstance(site, str) else site[-1] for site in self.sites)
 
     def check(self, instance: Instance) -> None:
@@ -235,6 +235,7 @@ class VariantSuite(Suite):
 
     def draw(self, family: str, variant: str, seed: int, rng: np.random.Generator) -> Instance:
         hidden = self.find_variant(family, variant)
+        train_sizes: tuple[int, ...] = hidden.train_sizes
         return Instance(
             suite=self.name,
             family=family,
@@ -242,7 +243,7 @@ class VariantSuite(Suite):
             seed=seed,
             widths=hidden.widths,
             learning_rate=draw_log_uniform(*self.learning_rates, rng),
-            train_size=int(rng.choice(hidden.train_sizes)),
+            train_size=int(rng.choice(train_sizes)),
             rent=self.rent,
             label_noise=hidden.label_noise,
             drift_step=int(rng.choice(self.drift_steps)) if hidden.after_drift else None,

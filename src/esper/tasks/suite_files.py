@@ -1,11 +1,9 @@
 """Users' files with suites and controllers: which of them may be run in this process, and how they are imported.
 
-Such a file is Python code. It is run only if the user names it, as ``FILE.py:NAME`` on a command line or in a call, or
-in the environment variable `ESPER_SUITES`. A configuration from elsewhere can never cause a file to be run. This module
-has no heavy imports, because the command line needs it before torch is imported.
+A file is run only if the user names it, as ``FILE.py:NAME`` on a command line or in a call, or in the environment
+variable `ESPER_SUITES`; a configuration from elsewhere never causes that. This module has no heavy imports, because the
+command line needs it before torch.
 """
-
-from __future__ import annotations
 
 import importlib
 import os
@@ -36,11 +34,10 @@ def split_name(name: str) -> tuple[str | None, str]:
 def allow_files(arguments: Sequence[str]) -> None:
     """Allow the files that a command's arguments name, as ``FILE.py:NAME``, for a suite or controller.
 
-    These are the values of ``--suite`` and ``--controller``, of ``suite=FILE.py:NAME`` and ``mix=[...]``, and the
-    argument of ``bench suite FILE.py:NAME``. Other arguments, such as the name of a folder, never allow a file.
+    These are the values of ``--suite``, ``--controller``, ``suite=`` and ``mix=[...]``, and the argument of ``bench
+    suite``. Other arguments, such as the name of a folder, never allow a file.
     """
     for before, argument in pairwise(["", *arguments]):
-        # The name may be an option's value, an assignment, or the argument of `bench suite`.
         assigned = argument.removeprefix("--set=").removeprefix("--").removeprefix("controller=")
         positional = before == "suite" and arguments[0] == "bench"
         if assigned.startswith(_MIX):
@@ -69,8 +66,7 @@ def list_allowed_files() -> list[str]:
 def import_file(path: str) -> ModuleType:
     """Import an allowed file as a module, once per process.
 
-    The module's name depends only on the path. So objects that the file defines can be pickled: a process that
-    unpickles them imports the file by this name.
+    The module's name depends only on the path, so a process that unpickles its objects imports the file by this name.
     """
     return importlib.import_module(_name_module(path))
 

@@ -3,8 +3,6 @@
 In order: the samplers, the host, which cannot mix tokens, the families and their hidden variants, the suite.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -66,10 +64,9 @@ FAITHFUL = 0.85
 def sample_order(count: int, directions: Float32s, rng: np.random.Generator, *, distance: int) -> LabelledArrays:
     """``z_t = z_{t-distance} + y (mod 4)`` for most tokens.
 
-    Each token alone is uniform for every label, so a host that cannot mix tokens is at chance. It needs a module that
-    mixes near tokens (distance 1) or far ones (distance 4), at a site wide enough to represent the result.
+    Each token alone is uniform for every label. The host needs a module that mixes near tokens (distance 1) or far ones
+    (distance 4), at a site wide enough to represent the result.
     """
-    # Each token follows the one ``distance`` before it; the first tokens have none and stay uniform.
     labels = draw_labels(count, rng)
     classes = rng.integers(CLASSES, size=(TOKENS, count))
     follows = rng.random((TOKENS, count), dtype=np.float32) < FAITHFUL
@@ -103,11 +100,7 @@ def sample_context(count: int, directions: Float32s, rng: np.random.Generator, *
 
 
 def sample_largest_mean(count: int, directions: Float32s, rng: np.random.Generator) -> LabelledArrays:
-    """``y = argmax_k v_k . mean_t x_t``.
-
-    This is easy at full width. After a bottleneck of two channels (family ``bott``), only a skip from the input
-    restores what was lost.
-    """
+    """``y = argmax_k v_k . mean_t x_t``, easy at full width; after a bottleneck, a skip from the input is needed."""
     inputs = draw_tokens(count, rng)
     scores = inputs.mean(axis=1) @ directions[:CLASSES].T
     return LabelledArrays(inputs, scores.argmax(axis=1))
@@ -127,7 +120,7 @@ HONEST = 0.5
 def sample_vote(count: int, directions: Float32s, rng: np.random.Generator, *, spread: float) -> LabelledArrays:
     """The label is the most frequent token class; each token is scaled by ``exp(spread * N(0, 1))``.
 
-    With a large spread the largest token dominates the others, and normalising each token pays.
+    With a large spread, normalising each token pays.
     """
     labels = draw_labels(count, rng)
     shape = (count, TOKENS)
@@ -144,8 +137,7 @@ MARK = 3.0
 def sample_pointer(count: int, directions: Float32s, rng: np.random.Generator, *, distance: int) -> LabelledArrays:
     """The label is the class of the token ``distance`` after the marked one; all token classes are uniform.
 
-    Without mixing tokens, a host can only count classes, and only one token in eight has the label. A module must bring
-    mark and class together: a convolution if they are neighbours, token mixing if they are far apart.
+    A module must bring mark and class together: a convolution if they are neighbours, token mixing if far apart.
     """
     classes = rng.integers(CLASSES, size=(count, TOKENS))
     marked = rng.integers(TOKENS - distance, size=count)
@@ -162,8 +154,7 @@ STRENGTH = 1.12
 def sample_halves(count: int, directions: Float32s, rng: np.random.Generator) -> LabelledArrays:
     """Each half of the tokens has a sign along each of two directions; the label's bits are whether these agree.
 
-    Both bits are an exclusive or between the halves, so a host that cannot mix tokens is at chance. It needs a gate or
-    token mixing; unlike in the family ``ctx``, nothing can be learned without one.
+    A host that cannot mix tokens is at chance: it needs a gate or token mixing.
     """
     first, last = rng.integers(2, size=(2, 2, count))
     inputs = draw_tokens(count, rng)
@@ -182,14 +173,14 @@ CORRELATION = 0.8
 def sample_product(count: int, directions: Float32s, rng: np.random.Generator) -> LabelledArrays:
     """Each of the label's two bits is the sign of the correlation between two of the five hidden features.
 
-    Each feature alone is standard normal for every label, so a linear host is at chance, and a host with a bottleneck
-    loses one factor. The first needs a nonlinear function of single tokens (``mlp``), the second a skip from the input.
+    A linear host is at chance and needs a nonlinear function of single tokens (``mlp``); a host with a bottleneck loses
+    a factor and needs a skip from the input.
     """
     bits = rng.integers(2, size=(2, count))
     signs = (2 * bits - 1).astype(np.float32).T[:, None, :]
     features = draw_tokens(count, rng)
     factors, fresh = features[..., 0:2], features[..., 2:4]
-    # Given the label, each pair of features is correlated; each feature alone stays standard normal.
+    # Each feature alone stays standard normal.
     features[..., 2:4] = CORRELATION * signs * factors + np.sqrt(1 - CORRELATION**2, dtype=np.float32) * fresh
     return LabelledArrays((features.reshape(-1, FEATURES) @ directions).reshape(features.shape), bits[0] + 2 * bits[1])
 
@@ -200,8 +191,8 @@ def sample_product(count: int, directions: Float32s, rng: np.random.Generator) -
 class TokenLayer(nn.Module):
     """``act(W h + b)`` on every token ``[..., B, T, C]``.
 
-    ``act`` multiplies negative values by a slope, which is 0 for ReLU and 1 for the identity. The slope is a buffer, so
-    that both kinds of hosts can be stacked into one program.
+    ``act`` multiplies negative values by a slope, 0 for ReLU and 1 for the identity: a buffer, so that both kinds of
+    hosts can be stacked.
     """
 
     slope: torch.Tensor
@@ -217,10 +208,9 @@ class TokenLayer(nn.Module):
     def activate(self, x: torch.Tensor) -> torch.Tensor:
         """The activation of features ``[..., B, T, outputs]``."""
         if not x.requires_grad:
-            return torch.prelu(x.unsqueeze(0), self.slope.reshape(-1)).squeeze(
-                0
-            )  # prelu's channels are the networks here
-        # In training, multiply by prelu's derivative: backward through prelu itself would take ten times as long.
+            # The channels of prelu are the networks here.
+            return torch.prelu(x.unsqueeze(0), self.slope.reshape(-1)).squeeze(0)
+        # Backward through prelu would take ten times as long.
         return x * x.detach().sign().clamp_min_(self.slope[..., None, None, None])
 
 
@@ -356,7 +346,7 @@ class TokenSuite(VariantSuite):
     batch_size = 32
     validation_size = 128
     test_size = 512
-    optimizer = OptimizerSettings(name="adamw", betas=(0.9, 0.98), weight_decay=0.0)
+    optimizer = OptimizerSettings()
     kind = "token family"
     table = {**TRAINING, **TRANSFER}
     rent = 0.08
@@ -381,17 +371,14 @@ class TokenSuite(VariantSuite):
         """Inputs ``[N, TOKENS, FEATURES]``, standardised by the training part of the same phase, and labels."""
         self.check(instance)
         training = _sample_training_part(instance, phase)
-        if part == "train":
-            examples = training
-        else:
-            count = self.validation_size if part == "validation" else self.test_size
-            examples = _sample_part(instance, part, phase, count)
+        is_training = part == "train"
+        examples = training if is_training else _sample_part(instance, part, phase, self.count_examples(instance, part))
         return standardise(*examples, Scale.of(training.inputs))
 
 
 @lru_cache(maxsize=_CACHED_PARTS)
 def _sample_training_part(instance: Instance, phase: int) -> LabelledArrays:
-    # Cached, because every part is standardised by the training part; callers must not write to it.
+    # Cached, because every part is standardised by it; callers must not write to it.
     return _sample_part(instance, "train", phase, instance.train_size)
 
 

@@ -15,11 +15,9 @@ from esper.lab.static_networks import (
     Prices,
     SlotHistory,
     StaticNetwork,
-    examples_per_decision,
     measure_arm,
     track_slots,
     train_static,
-    training_flops,
 )
 from esper.lifecycle.actions import Blend, Op, make_action, make_wait_actions
 from esper.lifecycle.table import Stage
@@ -86,7 +84,7 @@ def test_fossils_are_charged_for_from_the_first_step() -> None:
         site = sites[slot].with_width(one.widths[slot])
         forward += get(suite.blueprints[blueprint]).flops_at(site)
     assert prices.network(one, SHAPE) == forward
-    assert found.flops == 3 * forward * 5 * examples_per_decision(suite)
+    assert found.flops == 3 * forward * 5 * prices.examples
     assert found.added_parameters > 0
     assert asdict(found)["controller"] == "none"
 
@@ -127,7 +125,7 @@ def test_host_and_counting_seeds_are_paid_three_times_per_example(blend: Blend) 
     )
     running = np.ones((8, 1), np.bool_)
     running[7] = False
-    found = training_flops(suite, prices, chosen, course, running)[:, 0]
+    found = prices.count_training(chosen, course, running)[:, 0]
     once = 3 * suite.batch_size * suite.batches_per_step
     isolated = host + host + seed  # as it is, and once more with the seed
     assert (found // once).tolist() == [host, host, *[host + seed] * 3, host, isolated, 0]
