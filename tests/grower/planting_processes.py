@@ -1,4 +1,4 @@
-"""Two processes with one model under DistributedDataParallel: run by `test_planting_in_processes`, one per rank."""
+"""Two processes with one model under DistributedDataParallel: run by `test_distributed`, one per rank."""
 
 import copy
 import sys

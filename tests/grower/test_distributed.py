@@ -13,6 +13,8 @@ from esper.grower.distributed import Processes
 from esper.runs.events import RunResumed, StepTaken
 from esper.runs.reader import RunReader
 from factories import HELD, make_growing, validate
+from grower.planting_processes import WAYS
+from grower.planting_processes import train as train_planted
 from grower.processes import (
     BLOWN_UP,
     DECISIONS,
@@ -50,40 +52,23 @@ def test_all_processes_decide_alike_and_hold_equal_models(trained: tuple[Path, l
 
 
 @pytest.mark.slow
-def test_what_the_first_hears_is_planted_by_all(tmp_path: Path):
-    first, second = run(tmp_path, "look")
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("look", ["germinate"]),
+        ("units", ["germinate units_4"]),
+        ("constrained", ["source loss up", "prune"]),  # by what only the first has measured before growth
+        ("budget", []),  # though only the first measures, and so spends more than the others
+    ],
+)
+def test_what_only_the_first_knows_is_decided_alike_by_all(how: str, words: list[str], tmp_path: Path):
+    first, second = run(tmp_path, how)
     assert first["told"] == second["told"]
-    assert any("germinate" in decision for decision in first["told"])
+    assert all(any(word in decision for decision in first["told"]) for word in words)
     torch.testing.assert_close(first["model"], second["model"], rtol=0, atol=0)
-
-
-@pytest.mark.slow
-def test_hidden_units_grow_alike_in_all(tmp_path: Path):
-    first, second = run(tmp_path, "units")
-    assert first["told"] == second["told"]
-    assert any("germinate units_4" in decision for decision in first["told"])
-    torch.testing.assert_close(first["model"], second["model"], rtol=0, atol=0)
-
-
-@pytest.mark.slow
-def test_what_must_hold_is_judged_alike_by_all(tmp_path: Path):
-    """By what the first has measured before growth, and the others have not."""
-    first, second = run(tmp_path, "constrained")
-    assert first["told"] == second["told"]
-    assert any("source loss up" in decision for decision in first["told"])
-    assert any("prune" in decision for decision in first["told"])
-    torch.testing.assert_close(first["model"], second["model"], rtol=0, atol=0)
-
-
-@pytest.mark.slow
-def test_what_goes_by_the_budget_is_alike_in_all(tmp_path: Path):
-    """Though only the first measures, and so spends more than the others."""
-    first, second = run(tmp_path, "budget")
     assert first["rates"] == second["rates"]
-    assert 0 in first["rates"]
+    assert (0 in first["rates"]) == (how == "budget")
     assert max(first["rates"]) == 1e-2
-    assert first["told"] == second["told"]
-    torch.testing.assert_close(first["model"], second["model"], rtol=0, atol=0)
 
 
 @pytest.mark.slow
@@ -102,7 +87,7 @@ def test_all_processes_finish_alike_as_one_does(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_the_governors_verdict_is_the_first_processes(trained: tuple[Path, list[dict[str, Any]]]):
+def test_the_first_process_s_governor_decides(trained: tuple[Path, list[dict[str, Any]]]):
     for left in trained[1]:
         undone = [number for number, told in enumerate(left["told"]) if "rollback" in told]
         assert undone == [BLOWN_UP]
@@ -183,3 +168,38 @@ def test_alone_nothing_is_sent():
     assert processes.run_on_first_process(lambda: 3) == 3
     with pytest.raises(ZeroDivisionError):
         processes.run_on_first_process(lambda: 1 // 0)
+
+
+# Seeds that a grower plants under DistributedDataParallel learn as in one process; planting by hand is refused.
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each process left behind."""
+    folder = tmp_path_factory.mktemp("planting")
+    start_processes("grower.planting_processes", folder)
+    return [torch.load(folder / f"rank-{rank}.pt", weights_only=True) for rank in range(RANKS)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", WAYS)
+def test_processes_stay_equal_and_do_what_one_does_with_all_the_data(planted: list[dict[str, Any]], how: str) -> None:
+    first, second = (process[how] for process in planted)
+    learned = {name: tensor for name, tensor in first.items() if "running" not in name}
+    torch.testing.assert_close(learned, {name: second[name] for name in learned}, rtol=0, atol=0)
+    assert any(name.startswith("slots.") for name in learned)
+    if how == "block":
+        return  # each process normalises by its own minibatches
+    torch.testing.assert_close(first, train_planted(how, 0, several=False), rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_planting_by_hand_is_refused_in_all_processes(planted: list[dict[str, Any]]) -> None:
+    for process in planted:
+        assert len(process["refused"]) == 2
+        assert all("let an esper.Grower in each process plant" in sentence for sentence in process["refused"])
+
+
+@pytest.mark.slow
+def test_copies_averages_and_saved_models_follow_in_one_process_alone(planted: list[dict[str, Any]]) -> None:
+    assert planted[0]["followed"] == [True, True, True]

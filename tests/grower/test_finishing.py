@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import warnings
 from collections.abc import Callable, Mapping
@@ -11,18 +10,15 @@ from typing import Any
 
 import pytest
 import torch
-from sklearn.datasets import load_digits
 from torch import nn
-from torch.nn import functional
 
 import esper
 from esper import Grower, GrowingModel
 from esper.errors import RunError, SlotError
 from esper.grower.decision import Ending
-from esper.growth.persist import plant_structure
 from esper.lifecycle.table import Stage
 from esper.lifecycle.transitions import Cause
-from factories import Loop, make_data, make_growing, validate
+from factories import Loop, make_data, validate
 from grower.divergence import WAYS, Training
 from open_rules import open_rules
 
@@ -58,39 +54,6 @@ def test_an_early_stop_loses_nothing_that_earns(controller: str, stopped: int):
     loop.grower.finish()
     assert not loop.grower.network.table.live.any()
     assert same(loop.model)
-
-
-@pytest.mark.landing
-def test_ten_epochs_of_growth_keep_their_accuracy():
-    """The horizon is far off, everything is unfinished, and the host leans on it."""
-    bunch = load_digits()
-    inputs, labels = torch.tensor(bunch.data / 16, dtype=torch.float32), torch.tensor(bunch.target)
-
-    @torch.no_grad()
-    def score(model: nn.Module) -> tuple[float, float]:
-        logits = model(inputs[1000:])
-        right = logits.argmax(1) == labels[1000:]
-        return float(functional.cross_entropy(logits, labels[1000:])), float(right.float().mean())
-
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(64, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 10))
-    model = esper.attach(net, {"0": ["mlp", "lowrank"], "2": ["mlp", "lowrank"]}, inputs[:2])
-    optimizer = torch.optim.AdamW(model.parameter_groups(lr=3e-3))
-    grower = Grower(model, optimizer, controller="heuristic", evaluate=score)
-    for _ in range(10):
-        for x, y in zip(inputs[:1000].split(20), labels[:1000].split(20), strict=True):
-            optimizer.zero_grad()
-            loss = functional.cross_entropy(model(x), y)
-            loss.backward()
-            optimizer.step()
-        grower.step(train_loss=loss)
-    assert not any(seed.fossilized for seed in model.seeds.values())
-    grown = score(model)
-    assert score(model.finalize(unfinished="drop"))[1] < grown[1] - 0.05
-    with pytest.warns(UserWarning, match="kept .* in '0'.*kept .* in '2'"):
-        assert score(model.finalize()) == pytest.approx(grown)
-    assert len(grower.finish().changes) == 2
-    assert score(model.finalize(unfinished="raise")) == pytest.approx(grown)
 
 
 class Owned:
@@ -217,15 +180,7 @@ def test_training_may_go_on_also_from_a_state_that_was_saved():
     for _ in range(3):
         whole.epoch()
     assert whole.grower.finish().changes
-    saved = copy.deepcopy(whole.saved())
-
-    model = make_growing(seed=5)
-    plant_structure(model, saved["grower"]["seeds"])
-    model.load_state_dict(saved["model"])
-    half = Loop("heuristic", model, rules=open_rules())
-    half.optimizer.load_state_dict(saved["optimizer"])
-    half.scheduler.load_state_dict(saved["scheduler"])
-    half.grower.load_state_dict(saved["grower"])
+    half = Loop.resume(whole.saved(), "heuristic", rules=open_rules())
     for _ in range(6):
         assert half.epoch() == whole.epoch()
     for mine, theirs in zip(half.model.parameters(), whole.model.parameters(), strict=True):
@@ -236,12 +191,9 @@ def test_what_a_resumed_grower_knows_finalize_knows():
     whole = Loop("all_at_start")
     for _ in range(3):
         whole.epoch()
-    model = make_growing(seed=5)
-    plant_structure(model, whole.grower.state_dict()["seeds"])
-    half = Loop("all_at_start", model)
-    half.grower.load_state_dict(whole.grower.state_dict())
+    half = Loop.resume(whole.saved(), "all_at_start")
     known = {name: seed.contribution for name, seed in whole.model.seeds.items()}
-    assert {name: seed.contribution for name, seed in model.seeds.items()} == known
+    assert {name: seed.contribution for name, seed in half.model.seeds.items()} == known
     assert any(value is not None for value in known.values())
 
 

@@ -205,16 +205,6 @@ class Late:
         return np.zeros((1, 8), np.int64), state
 
 
-def test_the_end_is_remembered() -> None:
-    loop = Loop("none", growth=GrowthConfig(plateau=2))
-    told(loop.grower, 0.5, 0.5, 0.5)
-    assert loop.grower.finished
-    again = Loop("none", growth=GrowthConfig(plateau=2))
-    assert not again.grower.finished
-    again.grower.load_state_dict(loop.grower.state_dict())
-    assert again.grower.finished
-
-
 @pytest.mark.parametrize("every", [1, 2, 3])
 def test_seeds_are_measured_in_turns(every: int) -> None:
     calls = 0

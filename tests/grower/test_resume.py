@@ -68,14 +68,13 @@ def _validate_examples(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 EVALUATORS: dict[str, Callable[[], Any]] = {
-    "means": lambda: validate,
     "values of examples": lambda: _validate_examples,
     "validation": lambda: esper.Validation("classification", [make_data(64, seed=1)]),
 }
 
 
 @pytest.mark.parametrize("evaluator", EVALUATORS)
-@pytest.mark.parametrize("name", ["look", "heuristic", "policy"])
+@pytest.mark.parametrize("name", ["look", "heuristic"])
 def test_any_measurement_can_be_saved(name: str, evaluator: str):
     whole = Loop(_controller(name), evaluate=EVALUATORS[evaluator]())
     for _ in range(DECISIONS):
@@ -131,13 +130,6 @@ def test_the_means_of_gradient_health_go_on_to_the_last_bit():
             np.testing.assert_array_equal(getattr(half.grower.network.measurements, name), figure, err_msg=name)
         shares += [*measurements.vanished_share.flatten(), *measurements.exploded_share.flatten()]
     assert any(0 < share < 1 for share in shares), "the test means to see some"
-
-
-def test_something_grew_in_those_runs():
-    loop = Loop("heuristic")
-    for _ in range(DECISIONS):
-        loop.epoch()
-    assert loop.model.seeds
 
 
 def test_a_snapshot_from_before_the_checkpoint_is_restored():
@@ -457,14 +449,6 @@ def test_copies_of_the_model_leave_the_grower_behind():
     state = unpack_state(twin.state_dict()[KEY])
     assert state["seeds"] == describe_structure(loop.model)
     assert state["parts"] == {}
-
-
-def test_packed_state_is_what_it_was():
-    state = {"a": [1, 2.5, None, True, "x", math.inf, 2**100], "b": {"c": torch.arange(3), "d": torch.tensor(1.5)}}
-    found = unpack_state(pack_state(state))
-    assert torch.equal(found["b"].pop("c"), state["b"].pop("c"))
-    assert found["b"].pop("d") == 1.5
-    assert found["a"] == state["a"]
 
 
 @pytest.mark.parametrize("damage", [lambda data: data[:-3], lambda data: data[:4], lambda data: data * 0])
