@@ -256,10 +256,6 @@ def test_heads_that_rules_close_have_no_parameters_and_take_their_one_choice(
         assert not ours.chosen_log_prob[:, sorted(rules.closed_heads)].any()
 
 
-def test_by_default_operation_slot_and_blueprint_are_all_that_is_chosen() -> None:
-    assert set(Head) - Rules().closed_heads == {Head.OP, Head.SLOT, Head.BLUEPRINT}
-
-
 def test_memory_reaches_later_decisions(seen: Observation, legality: MaskTensors) -> None:
     actor = lively()
     straight = play(actor, seen, legality, None)
@@ -370,10 +366,6 @@ def test_a_floor_that_leaves_nothing_to_choose_is_refused() -> None:
         PolicySettings(advice=None, probability_floor={"tempo": 0.5})
 
 
-def test_the_priors_fields_are_the_operations() -> None:
-    assert list(OpPrior.model_fields) == [op.name.lower() for op in Op]
-
-
 @pytest.mark.parametrize("op", list(Op))
 def test_a_prior_of_one_operation_changes_its_first_logit_alone(op: Op) -> None:
     def first(prior: OpPrior) -> Tensor:
@@ -402,15 +394,6 @@ def test_no_illegal_choice_in_many_draws_even_at_extreme_logits_and_uniforms() -
     choices = sample_choices(masked_log_softmax(logits, legal), legal, uniforms)
 
     assert legal.gather(1, choices[:, None]).all()
-
-
-def test_draws_follow_the_distribution() -> None:
-    legal = torch.tensor([[True, False, True, True]]).expand(DRAWS, -1)
-    logits = torch.tensor([[0.0, 9.0, 1.0, -1.0]]).expand(DRAWS, -1)
-    log_probs = masked_log_softmax(logits, legal)
-    choices = sample_choices(log_probs, legal, torch.rand(DRAWS, generator=generator()))
-    frequencies = torch.bincount(choices, minlength=4) / DRAWS
-    torch.testing.assert_close(frequencies, log_probs[0].exp(), atol=5e-3, rtol=0)
 
 
 @given(st.floats(0, 1), st.integers(1, 15))
@@ -459,11 +442,6 @@ def test_no_legal_choice_is_below_its_floor_and_no_illegal_one_above_zero(
     torch.testing.assert_close(probabilities[legal], (1 - count * least) * unmixed[legal] + least, atol=1e-6, rtol=1e-5)
     if count == 1:
         assert after[legal].item() == 0
-
-
-def test_a_floor_of_zero_is_no_operation_at_all() -> None:
-    log_probs = torch.randn(50, 5, generator=generator())
-    assert mix_with_uniform(log_probs, torch.ones(50, 5, dtype=torch.bool), 0.0) is log_probs
 
 
 @pytest.mark.parametrize("floor", FLOORS)

@@ -157,12 +157,6 @@ NAN = float("nan")
 
 
 @JUDGES
-def test_a_good_seed_is_kept_and_a_bad_one_pruned(judge) -> None:
-    assert decide(judge(), contributing(0.2, NAN, NAN)) == [Op.FOSSILIZE, 0, 0]
-    assert decide(judge(), contributing(-0.1, NAN, NAN)) == [Op.PRUNE, 0, 0]
-
-
-@JUDGES
 @pytest.mark.parametrize("rent", [0.0, 0.1])
 def test_a_seed_that_was_not_measured_is_not_judged(judge, rent: float) -> None:
     unknown = Situation(slots={0: holding("mlp")}, progress=0.9, rent=rent)
@@ -189,18 +183,6 @@ def test_a_seed_is_judged_after_its_trial_and_not_before(judge) -> None:
     for age, op in ((5, Op.WAIT), (6, Op.FOSSILIZE)):
         situation = contributing(0.2, NAN, NAN, slots={0: holding("mlp", age=age)})
         assert decide(judge(), situation)[0] == op, age
-
-
-@JUDGES
-def test_judging_is_aware_of_rent(judge) -> None:
-    free, dear = contributing(0.05, NAN, NAN, rent=0.0), contributing(0.05, NAN, NAN, rent=0.5)
-    assert decide(judge(), free)[0] == Op.FOSSILIZE
-    assert decide(judge(), dear)[0] == Op.PRUNE
-
-
-@MARGINS
-def test_judging_is_aware_of_the_margin(judge) -> None:
-    assert decide(judge(margin=0.06), contributing(0.05, NAN, NAN, rent=0.0))[0] == Op.PRUNE
 
 
 @pytest.mark.parametrize(

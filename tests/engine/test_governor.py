@@ -28,49 +28,32 @@ def course(losses: Sequence[float], skills: Sequence[float] | None = None, **cha
     return [Trouble(look(monitor, [one], [s]).trouble[0]) for one, s in zip(losses, known, strict=True)]
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_is_trouble_at_once(value: float) -> None:
-    assert course([1.0, value, 1.0]) == [Trouble.NONE, Trouble.NOT_FINITE, Trouble.NONE]
+NONE = Trouble.NONE
+COURSES: dict[str, tuple[list[Trouble], list[Trouble]]] = {
+    **{
+        f"{value} is trouble at once": (course([1.0, value, 1.0]), [NONE, Trouble.NOT_FINITE, NONE])
+        for value in (np.nan, np.inf, -np.inf)
+    },
+    "a loss far above the usual is trouble when it stays": (course([*CALM, 9, 9, 9]), [NONE] * 7 + [Trouble.EXPLODED]),
+    "single peaks are not": (course([*CALM, 9, 9, 1.0, 9, 9, 1.0]), [NONE] * 11),
+    "below the multiple of the mean": (course([*CALM, *[1.9] * 4]), [NONE] * 9),
+    "within the standard deviations": (course([1.0, 0.2, 1.8, 1.0, 0.4, 2.9, 2.9, 2.9]), [NONE] * 8),
+    "nothing is unusual before enough is known": (course([1.0, 1.0, 99.0, 99.0]), [NONE] * 4),
+    "a rise slow enough becomes usual": (course([1.1**step for step in range(60)]), [NONE] * 60),
+    "unusual losses do not become usual": (course([*CALM, *[9.0] * 8], patience=8), [NONE] * 12 + [Trouble.EXPLODED]),
+    "who guesses after it did better has collapsed": (
+        course([1.0] * 6, [0.1, 0.3, 0.4, 0.02, 0.0, -0.05]),
+        [NONE] * 5 + [Trouble.COLLAPSED],
+    ),
+    "who never did better has not": (course([1.0] * 9, [0.2, *[0.0] * 8]), [NONE] * 9),
+    "without accuracies nothing collapses": (course([1.0] * 9, [np.nan] * 9), [NONE] * 9),
+}
 
 
-def test_a_loss_far_above_the_usual_is_trouble_when_it_stays_there() -> None:
-    assert course([*CALM, 9, 9, 9]) == [Trouble.NONE] * 7 + [Trouble.EXPLODED]
-
-
-def test_a_single_peak_is_not() -> None:
-    assert set(course([*CALM, 9, 9, 1.0, 9, 9, 1.0])) == {Trouble.NONE}
-
-
-@pytest.mark.parametrize("high", [1.9, 1.3])
-def test_a_loss_must_exceed_both_bounds(high: float) -> None:
-    noisy = [1.0, 0.2, 1.8, 1.0, 0.4]
-    assert set(course([*CALM, high, high, high, high])) == {Trouble.NONE}, "below the multiple of the mean"
-    assert set(course([*noisy, 2.9, 2.9, 2.9])) == {Trouble.NONE}, "within the standard deviations"
-
-
-def test_nothing_is_unusual_before_enough_is_known() -> None:
-    assert set(course([1.0, 1.0, 99.0, 99.0])) == {Trouble.NONE}
-
-
-def test_a_rise_slow_enough_becomes_usual() -> None:
-    assert set(course([1.0 * 1.1**step for step in range(60)])) == {Trouble.NONE}
-
-
-def test_unusual_losses_do_not_become_usual() -> None:
-    assert course([*CALM, *[9.0] * 8], patience=8)[-1] is Trouble.EXPLODED
-
-
-def test_a_network_that_guesses_after_it_did_better_has_collapsed() -> None:
-    skills = [0.1, 0.3, 0.4, 0.02, 0.0, -0.05]
-    assert course([1.0] * 6, skills) == [Trouble.NONE] * 5 + [Trouble.COLLAPSED]
-
-
-def test_one_that_never_did_better_has_not() -> None:
-    assert set(course([1.0] * 9, [0.2, *[0.0] * 8])) == {Trouble.NONE}
-
-
-def test_without_accuracies_nothing_collapses() -> None:
-    assert set(course([1.0] * 9, [np.nan] * 9)) == {Trouble.NONE}
+@pytest.mark.parametrize("name", COURSES)
+def test_trouble_is_found_when_it_lasts_and_only_then(name: str) -> None:
+    found, expected = COURSES[name]
+    assert found == expected
 
 
 def test_skill_is_zero_for_guessing_and_one_for_perfection() -> None:

@@ -90,13 +90,6 @@ def test_features_vary(part: str, features: Sequence[Feature], random_play: Obse
     assert {one.name for one in features} & NEVER_VARIES <= constant, "the list above is out of date"
 
 
-@pytest.mark.parametrize(("_part", "features"), PARTS)
-def test_names_are_unique(_part: str, features: Sequence[Feature]) -> None:
-    names = [feature.name for feature in features]
-    assert len(set(names)) == len(names)
-    assert all(feature.low < feature.high for feature in features)
-
-
 def trained(loss: float, accuracy: float, host: float = 0.0, seeds: Sequence[float] = (0.0,) * SLOTS) -> TrainingReport:
     return TrainingReport(
         np.array([loss]), np.array([accuracy]), np.array([host]), np.array([seeds]), HealthTable.none(1, SLOTS)

@@ -9,34 +9,20 @@ from pydantic import ValidationError
 from esper.config.settings import Settings
 from esper.errors import IllegalActionError
 from esper.lifecycle.actions import (
-    ALPHA_SPEEDS,
-    ALPHA_TARGETS,
     RELEVANT,
-    TEMPOS,
     Blend,
     Curve,
     Head,
     Op,
     PerHead,
     clear_irrelevant_heads,
-    count_choices,
     make_action,
     make_wait_actions,
 )
 from esper.lifecycle.rules import GATES, Isolation, Reason, Rules, evaluate_gates, legal_actions
-from esper.lifecycle.table import BLENDED, COOLDOWN, LIVE, NO_BLUEPRINT, OWNING, SeedMeasurements, SeedTable, Stage
+from esper.lifecycle.table import BLENDED, LIVE, NO_BLUEPRINT, OWNING, SeedTable, Stage
 from lifecycle.support import DEFAULT, RULE_SETS, good_measurements, play
 from open_rules import OPEN_RULES, open_rules
-
-
-def test_by_default_all_is_allowed_but_other_blends() -> None:
-    rules = open_rules()
-    assert rules.isolation is Isolation.NONE
-    assert rules.cooldown == (1, 5, 1)
-    assert rules.operations == tuple(Op)
-    assert rules.blends == (Blend.ADD,)
-    assert (rules.tempos, rules.alpha_targets, rules.alpha_speeds) == (TEMPOS, ALPHA_TARGETS, ALPHA_SPEEDS)
-    assert rules.alpha_curves == tuple(Curve)
 
 
 @pytest.mark.parametrize("name", RULE_SETS)
@@ -97,13 +83,6 @@ def grown() -> SeedTable:
     return one.rows([0, 0])
 
 
-def test_stages_are_grouped() -> None:
-    assert [stage.name for stage in LIVE] == ["GERMINATED", "TRAINING", "BLENDING", "HOLDING"]
-    assert set(OWNING) - set(LIVE) == {Stage.FOSSILIZED}
-    assert set(BLENDED) < set(OWNING)
-    assert {Stage.DORMANT, *OWNING, *COOLDOWN} == set(Stage)
-
-
 def test_properties_answer_by_stage() -> None:
     table = SeedTable.dormant(1, len(Stage))
     table.stage[0] = list(Stage)
@@ -134,14 +113,6 @@ def test_rows_take_indices_masks_and_slices_and_reset_a_mask(rows: np.ndarray) -
         assert np.array_equal(getattr(reset, field.name)[1:], getattr(SeedTable.dormant(1, 2), field.name))
         assert np.array_equal(ours, getattr(before, field.name)), "the table itself is left as it is"
         assert getattr(reset, field.name).dtype == ours.dtype
-
-
-def test_without_measurements_nothing_is_known() -> None:
-    measurements = SeedMeasurements.none(2, 3)
-    assert not measurements.probed.any()
-    assert not measurements.gradient_healthy.any()
-    assert np.isnan(measurements.contribution).all()
-    assert measurements.contribution_age.shape == (2, 3)
 
 
 # Each gate lets a seed pass for the right reason.
@@ -220,10 +191,6 @@ def test_each_operation_reads_its_heads() -> None:
     assert RELEVANT[:, Head.OP].all()
 
 
-def test_head_sizes_follow_the_heads() -> None:
-    assert count_choices(slots=3, blueprints=7) == (6, 3, 7, 3, 3, 3, 4, 3)
-
-
 def test_the_builder_takes_values_and_stores_indices() -> None:
     chosen = make_action(Op.SET_ALPHA, 2, alpha_target=0.7, alpha_speed=8, alpha_curve=Curve.SIGMOID)
     assert chosen.tolist() == [Op.SET_ALPHA, 2, 0, 0, 0, 1, 3, 2]
@@ -260,20 +227,12 @@ def test_canonical_refuses_unknown_operations(op: int) -> None:
         clear_irrelevant_heads(rows)
 
 
-def test_wait_is_all_zeros() -> None:
-    assert np.array_equal(make_wait_actions(4), np.zeros((4, 8)))
-
-
 NAMES = [head.name.lower() for head in Head]
 DIFFERENT = PerHead(**{name: float(index) for index, name in enumerate(NAMES)})
 
 
 class Holder(Settings):
     numbers: PerHead = DIFFERENT
-
-
-def test_there_is_a_field_for_each_head_and_no_other() -> None:
-    assert list(PerHead.model_fields) == NAMES
 
 
 def test_numbers_come_in_the_order_of_heads() -> None:
@@ -292,10 +251,6 @@ def test_one_number_stands_for_all_heads(number: object) -> None:
 def test_heads_that_are_not_named_keep_their_default(head: str) -> None:
     found = Holder.model_validate({"numbers": {head: 9.0}})
     assert found.numbers == DIFFERENT.model_copy(update={head: 9.0})
-
-
-def test_a_number_leaves_no_head_at_its_default() -> None:
-    assert Holder.model_validate({"numbers": 9.0}).numbers == PerHead.fill(9.0)
 
 
 @pytest.mark.parametrize("given", [-0.1, float("nan"), float("inf"), "much", None, [0.1] * 8, {"op": 0.1}])

@@ -1,6 +1,5 @@
 """The life of seeds, step by step."""
 
-import math
 from dataclasses import fields, replace
 from itertools import pairwise
 
@@ -10,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from esper.errors import IllegalActionError
-from esper.lifecycle.actions import ALPHA_TARGETS, TEMPOS, Blend, Curve, Op, make_action, make_wait_actions
+from esper.lifecycle.actions import Blend, Curve, Op, make_action, make_wait_actions
 from esper.lifecycle.rules import Reason, Rules, legal_actions
 from esper.lifecycle.table import SeedMeasurements, SeedTable, Stage
 from esper.lifecycle.transitions import (
@@ -29,7 +28,6 @@ from lifecycle.support import (
     DEFAULT,
     RULE_SETS,
     SHADOW,
-    WIDE,
     assert_sound,
     good_measurements,
     measurement_rows,
@@ -102,56 +100,6 @@ def test_a_life_has_its_stages(name: str) -> None:
     assert stages(EMPTY, SHADOW if "isolation" in name else DEFAULT, *actions) == expected
 
 
-@pytest.mark.parametrize("cooldown", [(1, 5, 1), (2, 1, 3)])
-def test_a_slot_can_be_used_again_right_after_the_cooldown(cooldown: tuple[int, int, int]) -> None:
-    rules = open_rules(cooldown=cooldown)
-    first, second, third = cooldown
-    life = [make_action(Op.PRUNE), *[WAIT] * sum(cooldown), make_action(Op.GERMINATE, blueprint=1)]
-    expected = ["PRUNED"] * first + ["EMBARGOED"] * second + ["RESETTING"] * third + ["DORMANT", "GERMINATED"]
-    assert stages(holding(rules), rules, *life) == expected
-    table = play(holding(rules), rules, *life).table
-    assert (table.blueprint[0, 0], table.seed_age[0, 0]) == (1, 1)
-
-
-def test_advance_waits_for_the_third_step_of_training() -> None:
-    young = play(EMPTY, SHADOW, GERMINATE, WAIT, WAIT).table
-    with pytest.raises(IllegalActionError, match="TOO_YOUNG"):
-        play(young, SHADOW, make_action(Op.ADVANCE))
-    play(young, SHADOW, WAIT, make_action(Op.ADVANCE))
-
-
-def test_a_seed_being_pruned_is_left_alone() -> None:
-    falling = play(holding(), DEFAULT, make_action(Op.PRUNE, alpha_speed=8)).table
-    masks = legal_actions(falling, good_measurements(), DEFAULT, np.ones((1, 1, 3), np.bool_))
-    assert np.flatnonzero(masks.op[0]).tolist() == [Op.WAIT]
-
-
-def test_a_failed_probe_prunes_the_seed() -> None:
-    newborn = play(EMPTY, DEFAULT, GERMINATE).table
-    result = play(newborn, DEFAULT, WAIT, measurements=SeedMeasurements.none(1, 1))
-    assert only_change(result) == (0, 0, Stage.GERMINATED, Stage.PRUNED, 2, Cause.TICK, Reason.NOT_PROBED)
-    assert result.gates[0, 0] == Reason.NOT_PROBED
-
-
-def test_retargeting_returns_a_held_seed_to_blending() -> None:
-    rules = open_rules(**WIDE)
-    retarget = make_action(Op.SET_ALPHA, alpha_target=0.5, alpha_speed=3, alpha_curve=Curve.COSINE)
-    result = play(holding(rules), rules, retarget)
-    assert only_change(result) == (0, 0, Stage.HOLDING, Stage.BLENDING, 2, Cause.SET_ALPHA, Reason.NO_GATE)
-    table = result.table
-    assert (table.alpha_curve[0, 0], table.stage_age[0, 0]) == (Curve.COSINE, 1)
-    assert table.seed_age[0, 0] == holding(rules).seed_age[0, 0] + 1
-    assert stages(table, rules, WAIT, WAIT, WAIT) == ["BLENDING", "BLENDING", "HOLDING"]
-
-
-def test_retargeting_a_blending_seed_is_no_change_of_stage() -> None:
-    rising = play(EMPTY, DEFAULT, GERMINATE, WAIT).table
-    result = play(rising, DEFAULT, make_action(Op.SET_ALPHA, alpha_target=0.5, alpha_speed=5))
-    assert len(result.transitions) == 0
-    assert result.table.stage_age[0, 0] == 2
-    assert result.table.alpha_start[0, 0] == rising.alpha[0, 0]
-
-
 def test_every_change_of_stage_is_recorded() -> None:
     """With its cause, its gate's reason and the seed's blueprint, from birth to the next dormancy."""
     events = [
@@ -176,24 +124,6 @@ def _results(*actions: np.ndarray) -> list[Step]:
         results.append(play(table, DEFAULT, chosen))
         table = results[-1].table
     return results
-
-
-def test_fossilizing_passes_gate_5_and_fixes_alpha() -> None:
-    result = play(holding(), DEFAULT, make_action(Op.FOSSILIZE))
-    assert only_change(result) == (0, 0, Stage.HOLDING, Stage.FOSSILIZED, 2, Cause.FOSSILIZE, Reason.PASSED)
-    later = play(result.table, DEFAULT, *[WAIT] * 20).table
-    assert (later.stage[0, 0], later.alpha[0, 0], later.blueprint[0, 0]) == (Stage.FOSSILIZED, 1, 2)
-
-
-def test_only_the_slot_acted_on_changes_by_the_action() -> None:
-    """Its neighbours tick as if the environment had waited."""
-    table = play(SeedTable.dormant(1, 3), DEFAULT, GERMINATE, make_action(Op.GERMINATE, slot=1), WAIT).table
-    pruned = play(table, DEFAULT, make_action(Op.PRUNE, slot=1)).table
-    waited = play(table, DEFAULT, WAIT).table
-    for field in fields(SeedTable):
-        ours, theirs = getattr(pruned, field.name)[0], getattr(waited, field.name)[0]
-        assert np.array_equal(ours[[0, 2]], theirs[[0, 2]]), field.name
-    assert (pruned.stage[0, 1], waited.stage[0, 1]) == (Stage.PRUNED, Stage.BLENDING)
 
 
 def test_ages_stop_at_the_largest_int16() -> None:
@@ -307,12 +237,6 @@ def test_nothing_given_changes_nothing() -> None:
     assert all(np.array_equal(vars(table)[name], value) for name, value in vars(before).items())
 
 
-def test_the_given_table_is_left_as_it_is() -> None:
-    before = SeedTable.dormant(2, 3)
-    add_fossils(before, GIVEN, BLENDS, COMPATIBLE)
-    assert not before.owning.any()
-
-
 def test_slots_that_are_taken_or_do_not_suit_are_refused() -> None:
     taken, _ = add_fossils(SeedTable.dormant(2, 3), GIVEN, BLENDS, COMPATIBLE)
     with pytest.raises(
@@ -326,70 +250,6 @@ def test_slots_that_are_taken_or_do_not_suit_are_refused() -> None:
 
 
 # Alpha's way in closed form.
-
-
-def alphas(table: SeedTable, steps: int, rules: Rules) -> list[float]:
-    """Alpha in each of the next steps of waiting."""
-    values: list[float] = []
-    for _ in range(steps):
-        table = play(table, rules, WAIT).table
-        values.append(float(table.alpha[0, 0]))
-    return values
-
-
-def germinated(tempo: int, target: float, rules: Rules) -> SeedTable:
-    return play(SeedTable.dormant(1, 1), rules, make_action(Op.GERMINATE, tempo=tempo, alpha_target=target)).table
-
-
-@pytest.mark.parametrize("tempo", TEMPOS)
-@pytest.mark.parametrize("target", ALPHA_TARGETS)
-def test_a_new_seed_rises_by_equal_parts(tempo: int, target: float) -> None:
-    """Tempo 3 to alpha 1 is 1/3, 2/3, 1, and then it stays."""
-    table = germinated(tempo, target, open_rules())
-    assert table.alpha[0, 0] == 0
-    expected = [target * min(elapsed / tempo, 1) for elapsed in range(1, tempo + 3)]
-    assert alphas(table, tempo + 2, open_rules()) == pytest.approx(expected, abs=1e-6)
-
-
-def test_a_new_seed_in_isolation_rises_once_advanced() -> None:
-    """The first part of the ramp comes in the step of the ADVANCE itself."""
-    table = play(germinated(3, 1.0, SHADOW), SHADOW, WAIT, WAIT, WAIT).table
-    assert table.stage[0, 0] == Stage.TRAINING
-    assert table.alpha[0, 0] == 0
-    table = play(table, SHADOW, make_action(Op.ADVANCE)).table
-    assert [float(table.alpha[0, 0]), *alphas(table, 3, SHADOW)] == pytest.approx([1 / 3, 2 / 3, 1, 1], abs=1e-6)
-
-
-@pytest.mark.parametrize("curve", Curve)
-@pytest.mark.parametrize("speed", [3, 5, 8])
-def test_a_change_of_alpha_follows_its_curve(curve: Curve, speed: int) -> None:
-    holding = play(germinated(3, 1.0, open_rules()), open_rules(), *[WAIT] * 4).table
-    assert holding.stage[0, 0] == Stage.HOLDING
-    chosen = make_action(Op.SET_ALPHA, alpha_target=0.5, alpha_speed=speed, alpha_curve=curve)
-    table = play(holding, open_rules(), chosen).table
-    parts = {
-        Curve.LINEAR: lambda x: x,
-        Curve.COSINE: lambda x: math.sin(math.pi * x / 2) ** 2,
-        Curve.SIGMOID: lambda x: (1 + math.tanh(5 * (x - 0.5)) / math.tanh(2.5)) / 2,
-    }
-    expected = [1 - 0.5 * parts[curve](elapsed / speed) for elapsed in range(1, speed + 1)]
-    values = [float(table.alpha[0, 0]), *alphas(table, speed, open_rules())]
-    assert values == pytest.approx([*expected, 0.5], abs=1e-6)
-    assert values[speed - 1] == 0.5
-
-
-def test_a_change_at_once_is_there_in_the_same_step() -> None:
-    holding = play(germinated(3, 1.0, open_rules()), open_rules(), *[WAIT] * 4).table
-    table = play(holding, open_rules(), make_action(Op.SET_ALPHA, alpha_target=0.7, alpha_speed=0)).table
-    assert (table.alpha[0, 0], table.stage[0, 0]) == (np.float32(0.7), Stage.BLENDING)
-    table = play(table, open_rules(), WAIT).table
-    assert (table.alpha[0, 0], table.stage[0, 0]) == (np.float32(0.7), Stage.HOLDING)
-
-
-def test_pruning_falls_from_where_alpha_is() -> None:
-    """Two thirds up, down again in three steps."""
-    table = play(germinated(3, 1.0, open_rules()), open_rules(), WAIT, WAIT, make_action(Op.PRUNE, alpha_speed=3)).table
-    assert [float(table.alpha[0, 0]), *alphas(table, 2, open_rules())] == pytest.approx([4 / 9, 2 / 9, 0], abs=1e-6)
 
 
 def test_targets_are_reached_exactly() -> None:

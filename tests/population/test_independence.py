@@ -12,7 +12,6 @@ from esper.lifecycle.table import Stage
 from esper.population import forward
 from esper.population.parameters import SeedKind
 from esper.population.population import STRATEGIES, Actions, Fossils, Population, Strategy
-from esper.rl.episodes import Episodes
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import OptimizerSettings
@@ -152,11 +151,3 @@ def test_the_faster_one_is_chosen_and_nothing_else_changes(faster: Strategy, mon
     assert tried == list(STRATEGIES) * (1 + forward.ROUNDS)
     assert population.strategy == "stacked"
     assert torch.equal(population.host.values, before)
-
-
-def test_auto_gives_what_a_named_strategy_gives() -> None:
-    chosen = instances(2)
-    auto, named = (Episodes(SUITE, chosen, Rules(), strategy=one) for one in ("auto", "stacked"))
-    assert auto.population.strategy in STRATEGIES
-    results = [episodes.step(make_wait_actions(2)).evaluation.loss for episodes in (auto, named)]
-    np.testing.assert_allclose(*results, rtol=1e-4)

@@ -64,44 +64,6 @@ def test_a_seed_keeps_its_moments_when_others_come_and_go_and_when_it_fossilizes
     assert fast.table.stage[:, 1].tolist() == [Stage.PRUNED, Stage.FOSSILIZED, Stage.HOLDING]
 
 
-def test_a_blueprint_that_fails_to_build_leaves_everything_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen = instances(3)
-    fast, draws = Population(plan(QUICK), networks(chosen)), Draws(chosen)
-    advance(fast, draws, np.stack([make_action(Op.GERMINATE, 2, MLP)] * 3))
-    advance(fast, draws, make_wait_actions(3))
-    before = [state_of(fast, network) for network in range(3)]
-    actions = np.stack(
-        [make_action(Op.PRUNE, 2), make_action(Op.GERMINATE, 0, MLP), make_action(Op.GERMINATE, 0, TOKEN_CONV)]
-    )
-
-    def broken(*arguments: object) -> None:
-        raise SlotError("out of order")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(get("token_conv"), "__init__", broken)
-        with pytest.raises(SlotError, match="out of order"):
-            fast.decide(actions)
-    for network in range(3):
-        assert_same_state(state_of(fast, network), before[network])
-    assert_aligned(fast)
-    fast.decide(actions)
-    assert fast.table.stage[:, [0, 2]].tolist() == [
-        [Stage.DORMANT, Stage.PRUNED],
-        [Stage.GERMINATED, Stage.BLENDING],
-        [Stage.GERMINATED, Stage.BLENDING],
-    ]
-    assert_aligned(fast)
-
-
-def test_an_illegal_action_leaves_everything_as_it_was() -> None:
-    fast = population(2)
-    before = [state_of(fast, network) for network in range(2)]
-    with pytest.raises(IllegalActionError, match="environment 1, slot 0"):
-        fast.decide(np.stack([make_action(Op.GERMINATE, 0, MLP), make_action(Op.PRUNE, 0)]))
-    for network in range(2):
-        assert_same_state(state_of(fast, network), before[network])
-
-
 def test_a_second_seed_in_a_slot_starts_from_other_weights() -> None:
     fast = population(1)
     first: list[torch.Tensor] = []

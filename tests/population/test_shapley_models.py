@@ -5,7 +5,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.errors import ConfigError
 from esper.growth.model import GrowingModel
 from esper.population.shapley import attribute_model
 from factories import Chain, Layer
@@ -67,25 +66,10 @@ def test_values_are_those_of_models_with_their_seeds_taken_out() -> None:
     assert (found.host_value, found.full_value) == (pytest.approx(none), pytest.approx(both))
 
 
-def test_a_single_seed_earns_the_difference_it_makes() -> None:
-    found = attribute_model(growing({"second": 0.7}), spread, rng())
-    assert found.values == {"second": pytest.approx(found.full_value - found.host_value)}
-    assert found.interactions == {}
-
-
 def test_without_seeds_nobody_earns() -> None:
     found = attribute_model(growing({}), spread, rng())
     assert found.values == {}
     assert found.host_value == found.full_value == spread(growing({}))
-
-
-def test_alphas_are_what_they_were() -> None:
-    alphas = {"first": 0.5, "second": 1.0}
-    model = growing(alphas)
-    buffers = [seed.alpha for seed in model.seeds.values()]
-    attribute_model(model, spread, rng())
-    assert alphas_of(model) == alphas
-    assert all(seed.alpha is buffer for seed, buffer in zip(model.seeds.values(), buffers, strict=True))
 
 
 def test_alphas_are_what_they_were_although_the_measure_fails() -> None:
@@ -130,10 +114,3 @@ def test_many_seeds_are_estimated_and_no_coalition_is_measured_twice() -> None:
     assert found.interactions is None
     assert len(seen) == len(set(seen)) <= 2 * 4 * 7 + 2
     assert set(alphas_of(model).values()) == {1.0}
-
-
-def test_too_few_pairs_are_refused() -> None:
-    model = growing({"first": 0.5})
-    with pytest.raises(ConfigError, match="0 pairs of orders"):
-        attribute_model(model, spread, rng(), pairs=0)
-    assert alphas_of(model) == {"first": 0.5}
