@@ -121,17 +121,6 @@ def test_what_learns_after_all_is_kept() -> None:
     assert any(seed.fossilized for seed in loop.model.seeds.values())
 
 
-def test_a_seed_without_a_gradient_is_not_kept_by_finish_where_growth_is_free() -> None:
-    loop = Loop("not_called", rules=HELD, rent=0.0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for _ in range(4):
-            loop.grower.step(train_loss=loop.train())
-    assert loop.model.seeds
-    loop.grower.finish()
-    assert not loop.model.seeds
-
-
 CHAIN = ("0", "1", "2")
 """Two layers of a host, and what lies between."""
 

@@ -19,13 +19,13 @@ from esper.engine.measurements import Evaluation, TrainingReport
 from esper.errors import CheckpointError, ConfigError
 from esper.grower.config import GrowerConfig
 from esper.grower.distributed import Processes
-from esper.grower.evaluation import Criterion, ModelEvaluation, compute_contributions, measure_model
+from esper.grower.evaluation import Criterion, ModelEvaluation, measure_model
 from esper.grower.governor import LearningCheck, ModelSnapshot, OptimizerCheck
 from esper.grower.gradients import GradientRecorder
 from esper.grower.promise_recorder import PromiseRecorder
 from esper.grower.refit import ForkTrainer, SeedlessFork
-from esper.grower.scores import ConstraintSet, Metrics, Scores
-from esper.grower.validation import Validation
+from esper.grower.scores import LOSS, ConstraintSet, Metrics, Scores
+from esper.grower.validation import Validation, compute_difference_error
 from esper.growth.blueprints.registry import Blueprint, get
 from esper.growth.model import GrowingModel
 from esper.growth.promise import Promises, PromiseSettings
@@ -381,9 +381,31 @@ class ModelBackend:
     def _compute_contributions(
         self, metrics: Metrics, ablated: dict[str, Metrics], constant_output: bool, due: Bools
     ) -> ModelEvaluation:
-        network = self.networks
-        return compute_contributions(
-            metrics, ablated, constant_output, due, network.model.slots, network.table, self.scores
+        """The evaluation ``[1]`` of what was measured, with contributions ``[1, S]`` by score and by loss."""
+        scores, blended = self.scores, self.networks.table.blended
+        by_score, by_loss, score_error, loss_error = np.full((4, *due.shape), np.nan)
+        scores.record_values([metrics, *ablated.values()])
+        for place, slot in enumerate(self.networks.model.slots):
+            if slot in ablated:
+                variant, counts = ablated[slot], bool(blended[0, place])
+                contribution = scores.compute_contribution(metrics, variant, counts=counts)
+                by_score[0, place], score_error[0, place] = contribution
+                # A module that does not count yet was switched on, not off.
+                by_loss[0, place] = (1.0 if counts else -1.0) * (variant[LOSS] - metrics[LOSS])
+                loss_error[0, place] = compute_difference_error(metrics[LOSS], variant[LOSS])
+        progress = scores.compute_progress(metrics)
+        return ModelEvaluation(
+            loss=np.array([float(metrics[LOSS])]),
+            accuracy=np.array([scores.compute_score(metrics)]),
+            accuracy_contribution=by_score,
+            loss_contribution=by_loss,
+            accuracy_error=score_error,
+            loss_error=loss_error,
+            fresh=due,
+            progress=None if progress is None else np.array([progress]),
+            metrics=metrics,
+            ablated=ablated,
+            constant_output=constant_output,
         )
 
     def find_constraint_breaker(self, evaluation: ModelEvaluation) -> Bools:

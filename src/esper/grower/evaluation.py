@@ -7,12 +7,11 @@ can be called with the model like the function that it wraps.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Annotated, Any, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -20,8 +19,7 @@ from esper.config.arguments import Advice, Name, check_arguments
 from esper.engine.measurements import Evaluation
 from esper.errors import ConfigError
 from esper.grower.refit import SeedlessFork
-from esper.grower.scores import EXPECTED, LOSS, Limits, Metrics, Score, Scores
-from esper.grower.validation import compute_difference_error
+from esper.grower.scores import EXPECTED, Limits, Metrics, Score
 from esper.growth.hooks import find_tensors
 from esper.growth.model import GrowingModel
 from esper.lifecycle.table import SeedTable
@@ -200,42 +198,6 @@ def measure_model(
             elif (fork := forks[slot.name]) is not None:
                 ablated[slot.name] = fork.run(lambda: parse(evaluate(model)))
     return baseline, ablated, outputs.compared and not outputs.varied
-
-
-def compute_contributions(
-    metrics: Metrics,
-    ablated: dict[str, Metrics],
-    constant_output: bool,
-    due: Bools,
-    slots: Iterable[str],
-    table: SeedTable,
-    scores: Scores,
-) -> ModelEvaluation:
-    """The evaluation ``[1]`` of a measured model, with contributions ``[1, S]`` by score and by loss."""
-    by_score, by_loss, score_error, loss_error = np.full((4, *table.stage.shape), np.nan)
-    scores.record_values([metrics, *ablated.values()])
-    for place, slot in enumerate(slots):
-        if slot in ablated:
-            variant, counts = ablated[slot], bool(table.blended[0, place])
-            contribution = scores.compute_contribution(metrics, variant, counts=counts)
-            by_score[0, place], score_error[0, place] = contribution
-            # A module that does not count yet was switched on, not off.
-            by_loss[0, place] = (1.0 if counts else -1.0) * (variant[LOSS] - metrics[LOSS])
-            loss_error[0, place] = compute_difference_error(metrics[LOSS], variant[LOSS])
-    progress = scores.compute_progress(metrics)
-    return ModelEvaluation(
-        loss=np.array([float(metrics[LOSS])]),
-        accuracy=np.array([scores.compute_score(metrics)]),
-        accuracy_contribution=by_score,
-        loss_contribution=by_loss,
-        accuracy_error=score_error,
-        loss_error=loss_error,
-        fresh=due,
-        progress=None if progress is None else np.array([progress]),
-        metrics=metrics,
-        ablated=ablated,
-        constant_output=constant_output,
-    )
 
 
 def store_contributions(model: GrowingModel, contributions: Floats) -> None:
