@@ -116,6 +116,38 @@ def advance(population: Population, draws: Draws, actions: Actions, batches: int
     record_measurements(population, report, evaluate(population, draws.batch(VALIDATION)))
 
 
+def advance_both(
+    fast: Population, slow: ReferencePopulation, actions: Actions, batches: Sequence[Batch], held_back: Batch
+) -> Evaluation:
+    """One decision of both and its training, and the measurement of the fast one, by which both decide next."""
+    slow.measurements = fast.measurements
+    fast.decide(actions)
+    slow.decide(actions)
+    report = train(fast, batches)
+    slow.train(batches)
+    found = evaluate(fast, held_back)
+    record_measurements(fast, report, found)
+    return found
+
+
+def assert_equal_parameters(fast: Population, slow: ReferencePopulation, tolerance: float = 1e-9) -> None:
+    """Hosts with their buffers, and seeds."""
+
+    def assert_equal(actual: torch.Tensor, expected: torch.Tensor) -> None:
+        torch.testing.assert_close(actual.detach(), expected, rtol=tolerance, atol=tolerance)
+
+    for network, model in enumerate(slow.models):
+        assert_equal(fast.host.values[network], fast.host.layout.flatten_module(model.host))
+        for name, buffer in model.host.named_buffers():
+            assert_equal(fast.host.buffers[name][network], buffer)
+    found = {(owner, kind.slot) for kind, bank in fast.banks.items() for owner in bank.block.owners.tolist()}
+    assert found == slow.seeds.keys()
+    for kind, bank in fast.banks.items():
+        for row, owner in enumerate(bank.block.owners.tolist()):
+            seed = parameters_of(slow.seeds[owner, kind.slot])
+            assert_equal(bank.block.values[row], bank.block.layout.flatten_module(seed))
+
+
 def good_measurements(population: Population) -> SeedMeasurements:
     """Everything a gate may ask for."""
     shape = population.table.stage.shape
@@ -206,15 +238,9 @@ def grown(isolation: Isolation, strategy: Strategy) -> tuple[Population, Referen
     fast, slow = both(chosen, plan(rules, OptimizerSettings(), strategy))
     draws = Draws(chosen)
     for _ in range(7):
-        actions = draws.actions(fast.legal_actions())
-        slow.measurements = fast.measurements
-        fast.decide(actions)
-        slow.decide(actions)
-        batches = [draws.batch() for _ in range(2)]
-        report = train(fast, batches)
-        slow.train(batches)
+        actions, batches = draws.actions(fast.legal_actions()), [draws.batch() for _ in range(2)]
         batch = draws.batch(VALIDATION)
-        record_measurements(fast, report, evaluate(fast, batch))
+        advance_both(fast, slow, actions, batches, batch)
     assert {kind.blend for kind in fast.banks} == {*Blend}
     assert len({*np.unique(fast.table.stage)} & {Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED}) >= 2
     return fast, slow, batch

@@ -27,7 +27,15 @@ from esper.population.parameters import ParameterLayout, SeedKind
 from esper.population.population import NetworkSpec, Population, PopulationConfig
 from esper.tasks.registry import get_suite
 from open_rules import open_rules
-from population.scenes import VALIDATION, Draws, instances, networks, plan, record_measurements
+from population.scenes import (
+    VALIDATION,
+    Draws,
+    advance_both,
+    assert_equal_parameters,
+    instances,
+    networks,
+    plan,
+)
 from reference_population import ReferencePopulation
 
 
@@ -353,23 +361,16 @@ def test_growing_convolutional_populations_equal_a_loop_over_modules(name: str, 
     state = controller.start(list(range(NETWORKS)))
     for decision in range(6):
         actions, state = controller.act(None, fast.legal_actions(), state)
-        slow.measurements = fast.measurements
-        for population in (fast, slow):
-            population.decide(actions)
         batches = [batch_of(name, 10 * decision + number) for number in range(2)]
-        report = train(fast, batches)
-        slow.train(batches)
-        expected = torch.stack([fast.host.layout.flatten_module(model.host) for model in slow.models])
-        torch.testing.assert_close(fast.host.values.detach(), expected, **TOLERANCE)
         held_back = batch_of(name, 1000 + decision)
-        measured = evaluate(fast, held_back)
+        measured = advance_both(fast, slow, actions, batches, held_back)
+        assert_equal_parameters(fast, slow)
         losses = [F.cross_entropy(*pair) for pair in zip(slow.logits(held_back.inputs), held_back.labels, strict=True)]
         np.testing.assert_allclose(measured.loss, torch.stack(losses).numpy(), rtol=1e-9)
         shares, fast.shares_prefixes = fast.shares_prefixes, False
         separate = evaluate(fast, held_back)
         fast.shares_prefixes = shares
         np.testing.assert_allclose(measured.loss_contribution, separate.loss_contribution, rtol=1e-7, atol=1e-9)
-        record_measurements(fast, report, measured)
         grown |= fast.banks.keys()
     assert len({kind.blueprint for kind in grown}) >= 4, "the test means to mix blueprints"
     assert {kind.blend for kind in grown} == {*Blend}, "and blends"

@@ -25,7 +25,13 @@ from esper.population.population import NetworkSpec, Population, PopulationConfi
 from esper.population.shapley import attribute_networks
 from esper.tasks.datasets import ConvHost, MlpHost
 from open_rules import open_rules
-from population.scenes import assert_aligned, good_measurements, record_measurements, state_of
+from population.scenes import (
+    advance_both,
+    assert_aligned,
+    assert_equal_parameters,
+    good_measurements,
+    state_of,
+)
 from population.test_counterfactuals import assert_same, separately
 from population.test_promise import each_loss, measure
 from population.test_shapley_networks import assert_as_by_hand
@@ -178,16 +184,6 @@ def is_unit(case: Case, kind: SeedKind) -> bool:
     return case.blueprints[kind.blueprint].startswith("units")
 
 
-def assert_equal(fast: Population, slow: ReferencePopulation) -> None:
-    for network, model in enumerate(slow.models):
-        expected = fast.host.layout.flatten_module(model.host)
-        torch.testing.assert_close(fast.host.values.detach()[network], expected, **TOLERANCE)
-    for kind, bank in fast.banks.items():
-        for row, owner in enumerate(bank.block.owners.tolist()):
-            expected = bank.block.layout.flatten_module(slow.seeds[owner, kind.slot].blueprint)
-            torch.testing.assert_close(bank.block.values.detach()[row], expected, **TOLERANCE)
-
-
 def grow(name: str, strategy: Strategy, decisions: int = 8) -> tuple[Population, ReferencePopulation, Batch]:
     """Networks with units and other seeds, fast and as separate modules, equal after every decision."""
     case = CASES[name]
@@ -198,14 +194,9 @@ def grow(name: str, strategy: Strategy, decisions: int = 8) -> tuple[Population,
     grown = set[SeedKind]()
     for decision in range(decisions):
         actions, state = controller.act(None, fast.legal_actions(), state)
-        slow.measurements = fast.measurements
-        for population in (fast, slow):
-            population.decide(actions)
         batches = [batch_of(case, 10 * decision + number) for number in range(2)]
-        report = train(fast, batches)
-        slow.train(batches)
-        assert_equal(fast, slow)
-        record_measurements(fast, report, evaluate(fast, batch_of(case, 1000 + decision)))
+        advance_both(fast, slow, actions, batches, batch_of(case, 1000 + decision))
+        assert_equal_parameters(fast, slow)
         grown |= fast.banks.keys()
     assert {kind.slot for kind in grown if is_unit(case, kind)} == {*pairs_of(case)}, "units between all layers"
     assert not all(is_unit(case, kind) for kind in grown), "and other seeds"

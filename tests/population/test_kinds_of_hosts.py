@@ -26,7 +26,13 @@ from esper.population.host_checks import draws_in_training
 from esper.population.learning import Batch, start_training, train
 from esper.population.population import NetworkSpec, Population, PopulationConfig, Strategy
 from open_rules import open_rules
-from population.scenes import assert_same_state, record_measurements, state_of
+from population.scenes import (
+    advance_both,
+    assert_equal_parameters,
+    assert_same_state,
+    record_measurements,
+    state_of,
+)
 from reference_population import ReferencePopulation
 
 WIDTH, NETWORKS, EXAMPLES, CLASSES = 4, 4, 8, 3
@@ -233,22 +239,12 @@ def test_hosts_with_buffers_equal_a_loop_over_modules(name: str, strategy: Strat
     states = controller.start(list(range(NETWORKS)))
     for decision in range(6):
         actions, states = controller.act(None, fast.legal_actions(), states)
-        slow.measurements = fast.measurements
-        fast.decide(actions)
-        slow.decide(actions)
         batches = [draw_batch(10 * decision + number) for number in range(2)]
-        report = train(fast, batches)
-        slow.train(batches)
-        for row, model in enumerate(slow.models):
-            expected = fast.host.layout.flatten_module(model.host)
-            torch.testing.assert_close(fast.host.values[row].detach(), expected, rtol=1e-6, atol=1e-6)
-            for key, buffer in model.host.named_buffers():
-                torch.testing.assert_close(fast.host.buffers[key][row], buffer, rtol=1e-6, atol=1e-6)
         held_back = draw_batch(1000 + decision)
-        measured = evaluate(fast, held_back)
+        measured = advance_both(fast, slow, actions, batches, held_back)
+        assert_equal_parameters(fast, slow, 1e-6)
         losses = [F.cross_entropy(*pair) for pair in zip(slow.logits(held_back.inputs), held_back.labels, strict=True)]
         np.testing.assert_allclose(measured.loss, torch.stack(losses).numpy(), rtol=1e-6)
-        record_measurements(fast, report, measured)
     assert {kind.blend for kind in fast.banks} == {*Blend}, "the test means to grow seeds of all blends"
 
 

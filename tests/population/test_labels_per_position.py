@@ -7,13 +7,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from esper.lifecycle.rules import Isolation
-from esper.population.evaluation import evaluate, evaluate_committed
-from esper.population.learning import TrainingStream, compute_accuracies, compute_losses, train
+from esper.population.evaluation import evaluate_committed
+from esper.population.learning import TrainingStream, compute_accuracies, compute_losses
 from esper.population.population import Population, Strategy
 from esper.population.promise import PromiseMeter
 from esper.tasks.registry import get_suite
 from open_rules import open_rules
-from population.scenes import Draws, both, instances, networks, plan, record_measurements
+from population.scenes import Draws, advance_both, assert_equal_parameters, both, instances, networks, plan
 
 SUITE = get_suite("language")
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
@@ -39,17 +39,9 @@ def test_they_learn_and_are_measured_as_a_loop_over_modules_does(strategy: Strat
     draws = Draws(chosen)
     for _ in range(4):
         actions = draws.actions(fast.legal_actions())
-        slow.measurements = fast.measurements
-        fast.decide(actions)
-        slow.decide(actions)
         batches, held_back = [draws.batch(3) for _ in range(2)], draws.batch(4)
-        report = train(fast, batches)
-        slow.train(batches)
-        found = evaluate(fast, held_back)
-        record_measurements(fast, report, found)
-        for network, model in enumerate(slow.models):
-            values = fast.host.layout.flatten_module(model.host)
-            torch.testing.assert_close(fast.host.values.detach()[network], values, **TOLERANCE)
+        found = advance_both(fast, slow, actions, batches, held_back)
+        assert_equal_parameters(fast, slow)
         logits = slow.logits(held_back.inputs)
         torch.testing.assert_close(torch.from_numpy(found.loss), compute_losses(logits, held_back.labels), **TOLERANCE)
         expected = compute_accuracies(logits, held_back.labels)

@@ -32,21 +32,20 @@ from population.scenes import (
     SUITE,
     VALIDATION,
     Draws,
+    advance_both,
     assert_aligned,
+    assert_equal_parameters,
     assert_same_state,
     both,
     good_measurements,
     grown,
     instances,
-    kind_of,
     networks,
     parameters_of,
     plan,
-    record_measurements,
     seed_values,
     state_of,
 )
-from reference_population import ReferencePopulation
 
 # The stacked population does what a plain loop over separate modules with torch.optim does.
 
@@ -58,18 +57,6 @@ OPTIMIZERS = [
     OptimizerSettings(name="sgd", momentum=0.9, weight_decay=0.01),
     OptimizerSettings(name="adamw", clip_norm=0.5),
 ]
-
-
-def assert_equal_parameters(fast: Population, slow: ReferencePopulation) -> None:
-    for network, model in enumerate(slow.models):
-        expected = fast.host.layout.flatten_module(model.host)
-        torch.testing.assert_close(fast.host.values.detach()[network], expected, **TOLERANCE)
-        for slot in range(len(SUITE.sites)):
-            row, seed = seed_values(fast, network, slot), slow.seeds.get((network, slot))
-            assert (row is None) == (seed is None)
-            if row is not None and seed is not None:
-                shape = fast.banks[kind_of(fast, network, slot)].block.layout
-                torch.testing.assert_close(row, shape.flatten_module(parameters_of(seed)), **TOLERANCE)
 
 
 @pytest.mark.parametrize("isolation", list(Isolation))
@@ -87,14 +74,8 @@ def test_fifty_steps_equal_a_loop_over_modules(
     draws = Draws(chosen)
     stages: set[int] = set()
     for _ in range(DECISIONS):
-        actions = draws.actions(fast.legal_actions())
-        slow.measurements = fast.measurements
-        fast.decide(actions)
-        slow.decide(actions)
-        batches = [draws.batch() for _ in range(BATCHES)]
-        report = train(fast, batches)
-        slow.train(batches)
-        record_measurements(fast, report, evaluate(fast, draws.batch(VALIDATION)))
+        actions, batches = draws.actions(fast.legal_actions()), [draws.batch() for _ in range(BATCHES)]
+        advance_both(fast, slow, actions, batches, draws.batch(VALIDATION))
         assert_equal_parameters(fast, slow)
         stages |= set(np.unique(fast.table.stage).tolist())
     assert {Stage.GERMINATED, Stage.BLENDING, Stage.HOLDING, Stage.PRUNED} <= stages
