@@ -1,9 +1,9 @@
 """A rule's advice to a policy, which follows it at first and learns where to do better.
 
-The look-ahead rule needs no training and serves any host. A policy that observes the rule's choice at each decision,
-and whose untrained heads prefer it, starts as the rule with some exploration. Training adds to that, and chooses how
-seeds blend in, on which there is no advice. This is residual policy learning (Silver et al., 2018, arXiv:1812.06298;
-Johannink et al., 2019, arXiv:1812.03201) for discrete choices: logits add up instead of forces.
+A policy that observes the choice of the look-ahead rule at each decision, and whose untrained heads prefer it, starts
+as the rule with some exploration. Training adds to that, and chooses how seeds blend in, without advice. This is
+residual policy learning (Silver et al., 2018, arXiv:1812.06298; Johannink et al., 2019, arXiv:1812.03201) for
+discrete choices: logits add up instead of forces.
 """
 
 from __future__ import annotations

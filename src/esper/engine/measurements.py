@@ -11,9 +11,7 @@ from esper.lifecycle.table import SeedMeasurements, SeedTable
 from esper.numerics.arrays import Bools, Floats
 
 WORST_SCORE = -1.0
-"""Lower bound of the score of a loss, so that one diverged network does not outweigh all others, as for accuracies."""
-
-
+"""Lower bound of the score of a loss, so that one diverged network does not outweigh all others."""
 TINY = 1e-8
 """Least loss that others are divided by."""
 

@@ -204,8 +204,8 @@ Values_co = TypeVar("Values_co", covariant=True)
 class SeedRating(Generic[Values_co]):
     """What seeds are worth and must be worth to be kept: the numbers of one seed, or `Figures` ``[E, S]`` of many.
 
-    Two conditions decide. By the score a seed must be worth its price; by the loss, the finer measure of the two, it
-    must be better than nothing beyond noise. Unknown numbers are None, and NaN in arrays.
+    By the score a seed must be worth its price; by the loss, the finer measure, it must be better than nothing beyond
+    noise. Unknown numbers are None, and NaN in arrays.
     """
 
     contribution: Values_co

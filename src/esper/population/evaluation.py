@@ -130,10 +130,7 @@ class BranchingOp:
         return outputs
 
     def _spread(self, context: Tensor, blocks: int) -> Tensor:
-        """Extend the p blocks ``[r, p * N, ...]`` from an earlier place in the host to all P ``blocks`` at this slot.
-
-        A block that was appended in between gets the values of the block of which it is a copy.
-        """
+        """Extend the p blocks ``[r, p * N, ...]`` from earlier in the host to all P at this slot, by copies."""
         earlier = context.shape[1] // self.examples
         if earlier == blocks:
             return context

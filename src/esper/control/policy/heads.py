@@ -124,8 +124,7 @@ class RunningMoments(nn.Module):
 class ObservationNormaliser(nn.Module):
     """Standardises every feature of an observation over environments, steps, slots and blueprints.
 
-    A feature that never varied in training, or not for thousands of updates, reads 0: another value elsewhere would
-    drive a policy that has not learned to use it to one of its bounds.
+    A feature that never varied in training reads 0: a policy has not learned what another value means.
     """
 
     def __init__(self, spec: ObservationSpec) -> None:
@@ -162,10 +161,9 @@ LARGEST_UNIFORM = 1.0 - 2.0**-24
 
 
 def find_legal_choices(masks: MaskTensors, head: Head, op: Tensor, slot: Tensor, relevant: Tensor) -> Tensor:
-    """The legal choices of ``head``, bool ``[N, n]``, given operations and slots ``[N]``.
+    """The legal choices of ``head``, bool ``[N, n]``, given operations and slots ``[N]``; 0 where it is irrelevant.
 
-    ``relevant`` is bool ``[N, 8]``, the rows of `RELEVANT` for ``op``; where a head is irrelevant only choice 0 is
-    legal. OP reads none of the three, SLOT does not read ``slot``.
+    ``relevant`` is bool ``[N, 8]``, the rows of `RELEVANT` for ``op``. OP reads none of the three, SLOT no ``slot``.
     """
     rows = torch.arange(masks.op.shape[0], device=masks.op.device)
     legal = masks[head]  # the masks are in the order of the heads
@@ -198,8 +196,7 @@ def mix_with_uniform(log_probs: Tensor, legal: Tensor, floor: float) -> Tensor:
     """Mix log-probabilities ``[N, n]`` with the uniform distribution, so that no legal choice is below the floor.
 
     p' = (1 - k g) p + g for each of k legal choices, with g = min(floor, 1 / k) (Auer et al., "The nonstochastic
-    multiarmed bandit problem", 2002, where g is gamma / K). Illegal choices stay impossible and a single legal one
-    certain, and their gradients 0. A floor of 0 changes nothing.
+    multiarmed bandit problem", 2002, where g is gamma / K). Illegal choices stay impossible, and a single one certain.
     """
     if floor == 0:
         return log_probs
@@ -216,10 +213,9 @@ def compute_normalised_entropy(log_probs: Tensor, legal: Tensor) -> Tensor:
 
 
 def sample_choices(log_probs: Tensor, legal: Tensor, uniforms: Tensor) -> Tensor:
-    """Sample choices int64 ``[N]`` by inverting the distribution at ``uniforms`` ``[N]`` in [0, 1].
+    """The first legal choices, int64 ``[N]``, whose cumulated probability exceeds ``uniforms`` ``[N]`` in [0, 1].
 
-    Takes the first legal choice whose cumulated probability exceeds the uniform number; never an illegal one, however
-    the sums round.
+    Never an illegal one, however the sums round.
     """
     # Not by `cumsum`, which may sum in another order every time on a GPU; in float64, as `cumsum` does on a CPU.
     ranks = torch.arange(log_probs.shape[-1], device=log_probs.device)

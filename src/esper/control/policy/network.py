@@ -44,7 +44,6 @@ class SlotAttention(nn.Module):
         """Slot tokens ``[N, S, W]`` to tokens of the same shape."""
         rows, slots, width = tokens.shape
         projected = self.project(self.norm(tokens)).view(rows, slots, 3, self.heads, width // self.heads)
-        # Without positions, attention treats slots as a set.
         query, key, value = projected.permute(2, 0, 3, 1, 4)  # each [N, heads, S, W / heads]
         attended = F.scaled_dot_product_attention(query, key, value)
         return tokens + self.merge(attended.transpose(1, 2).reshape(rows, slots, width))
@@ -65,7 +64,6 @@ class Encoder(nn.Module):
         """Normalised features of N rows to tokens ``[N, S, W]`` and summary ``[N, 3 W]``."""
         tokens = self.attention(F.relu(self.slot(observation.slots)))
         network = F.relu(self.network(observation.globals))
-        # Mean and maximum over slots do not depend on their order.
         return tokens, torch.cat((network, tokens.mean(1), tokens.amax(1)), -1)
 
 
@@ -173,9 +171,8 @@ class Policy(nn.Module):
     """Slot-token encoder, LSTM, autoregressive masked heads and a state value.
 
     Observations are raw: the policy standardises them with its own statistics, which only `update_statistics` changes.
-    ``spec`` counts their features. If the settings have advice, the last features are those that
-    `esper.control.advice.append_advice` adds. The heads ``closed`` have no parameters: they are those for which the
-    rules of the lifecycle leave a single choice (`esper.lifecycle.rules.Rules.closed_heads`).
+    ``spec`` counts their features. If the settings have advice, the last features are those of
+    `esper.control.advice.append_advice`. The heads ``closed`` have no parameters (`Rules.closed_heads`).
     """
 
     def __init__(
@@ -217,9 +214,8 @@ class Policy(nn.Module):
     ) -> PolicyStep:
         """Choose one action per environment.
 
-        ``noise`` ``[E, 8]``: a uniform number in [0, 1] per environment and head, so that the choices in environment i
-        depend on its own random stream alone. Without noise each head takes the likeliest choice, regardless of
-        probability floors.
+        ``noise`` ``[E, 8]``: a uniform number in [0, 1] per environment and head. Without noise each head takes the
+        likeliest choice, regardless of probability floors.
         """
 
         def choose(head: Head, candidates: Candidates) -> Tensor:
