@@ -494,8 +494,8 @@ MUTATIONS = (
     Mutation(
         "patience lasts a check longer",
         "engine/governor.py",
-        "self._unusual >= settings.patience]",
-        "self._unusual > settings.patience]",
+        'now["unusual"] >= settings.patience]',
+        'now["unusual"] > settings.patience]',
         rooms="engine",
     ),
     Mutation(

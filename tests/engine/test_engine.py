@@ -285,17 +285,17 @@ def test_a_network_that_loses_a_module_may_do_worse(make: Make, forget_skill: bo
         cycle.turn(actions)
     monitor = cycle.engine.governor._monitor
     assert monitor is not None
-    skill = monitor._best_skill.copy()
+    skill = monitor._now["best_skill"].copy()
     assert np.isfinite(skill).any()
     actions = make_wait_actions(cycle.size)
     actions[0] = make_action(Op.PRUNE, 0)
     cycle.engine.apply(actions, forget_skill=None if forget_skill is None else np.full(cycle.size, forget_skill))
-    assert np.isnan(monitor._losses[0]).all()
-    assert np.isfinite(monitor._losses[1:]).any(axis=-1).all()
+    assert np.isnan(monitor._now["losses"][0]).all()
+    assert np.isfinite(monitor._now["losses"][1:]).any(axis=-1).all()
     expected = skill.copy()
     if forget_skill is None:
         expected[0] = -np.inf
-    np.testing.assert_array_equal(monitor._best_skill, expected)
+    np.testing.assert_array_equal(monitor._now["best_skill"], expected)
 
 
 def test_restarted_networks_begin_anew_and_others_go_on() -> None:

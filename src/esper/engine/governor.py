@@ -91,30 +91,31 @@ class Monitor:
     def __init__(self, settings: GovernorSettings, networks: int, measures: int = 1) -> None:
         self._settings = settings
         shape = networks, measures
-        self._losses: Floats = np.full((*shape, settings.window), np.nan)
-        """Losses that were not unusual, the newest first, ``[E, M, window]``."""
-        self._unusual: Ints = np.zeros(shape, np.int64)
-        """Checks in a row with an unusual loss, ``[E, M]``."""
-        self._guessing: Ints = np.zeros(shape, np.int64)
-        """Consecutive checks at which a network guesses although it once did better, ``[E, M]``."""
-        self._best_skill: Floats = np.full(shape, -np.inf)
-        self._saved = {name: array.copy() for name, array in self._arrays().items()}
+        self._now: dict[str, NDArray[Any]] = {
+            # Losses that were not unusual, the newest first, [E, M, window].
+            "losses": np.full((*shape, settings.window), np.nan),
+            # Checks in a row with an unusual loss, and with a skill of guessing that once was better, [E, M].
+            "unusual": np.zeros(shape, np.int64),
+            "guessing": np.zeros(shape, np.int64),
+            "best_skill": np.full(shape, -np.inf),
+        }
+        self._saved = {name: array.copy() for name, array in self._now.items()}
         """The state at each network's last snapshot."""
 
     def check(self, loss: Floats, skill: Floats, finite: Bools, diverged: Bools | None = None) -> Diagnosis:
         """Check all networks once, as `Governor.check` does; the history of those in trouble is forgotten."""
-        settings, loss = self._settings, loss[:, None]
+        settings, now, loss = self._settings, self._now, loss[:, None]
         mean, deviation = self._describe_window()
         unusual = (loss > mean + settings.sigmas * deviation) & (loss > settings.multiple * mean)
         if diverged is not None:
             unusual |= diverged[:, None]
-        guessing = (self._best_skill >= settings.lead) & (skill <= settings.collapsed)
-        self._unusual = np.where(unusual, self._unusual + 1, 0)
-        self._guessing = np.where(guessing, self._guessing + 1, 0)
+        guessing = (now["best_skill"] >= settings.lead) & (skill <= settings.collapsed)
+        now["unusual"] = np.where(unusual, now["unusual"] + 1, 0)
+        now["guessing"] = np.where(guessing, now["guessing"] + 1, 0)
         # Either becomes trouble if it lasts; what is not finite is trouble at once.
         not_finite = ~np.broadcast_to(finite[:, None], unusual.shape)
         trouble = np.select(
-            [not_finite, self._guessing >= settings.patience, self._unusual >= settings.patience],
+            [not_finite, now["guessing"] >= settings.patience, now["unusual"] >= settings.patience],
             [Trouble.NOT_FINITE, Trouble.COLLAPSED, Trouble.EXPLODED],
             Trouble.NONE,
         ).astype(np.int8)
@@ -122,10 +123,9 @@ class Monitor:
         usual = sound & ~unusual & ~guessing
         worse = loss > mean + settings.good_sigmas * deviation
         # The window takes what is usual; after trouble it begins anew.
-        window = np.concatenate([np.broadcast_to(loss, unusual.shape)[..., None], self._losses[..., :-1]], axis=-1)
-        self._losses = np.where(usual[..., None], window, self._losses)
-        improved = usual & (skill > self._best_skill)
-        self._best_skill = np.where(improved, skill, self._best_skill)
+        window = np.concatenate([np.broadcast_to(loss, unusual.shape)[..., None], now["losses"][..., :-1]], axis=-1)
+        now["losses"] = np.where(usual[..., None], window, now["losses"])
+        now["best_skill"] = np.where(usual & (skill > now["best_skill"]), skill, now["best_skill"])
         self.forget(~sound, skill=True)
         first = (~sound).argmax(axis=1)[:, None]
         return Diagnosis(
@@ -134,51 +134,40 @@ class Monitor:
 
     def forget(self, rows: Bools, *, skill: bool) -> None:
         """Forget the usual losses in ``rows``, bool ``[E]`` or ``[E, M]``, and with ``skill`` how well they did."""
-        self._losses[rows] = np.nan
-        self._unusual[rows] = 0
-        self._guessing[rows] = 0
+        self._now["losses"][rows] = np.nan
+        self._now["unusual"][rows] = self._now["guessing"][rows] = 0
         if skill:
-            self._best_skill[rows] = -np.inf
+            self._now["best_skill"][rows] = -np.inf
 
     def save(self, rows: Bools) -> None:
         """Keep the state of the networks ``rows``, bool ``[E]``, for `restore`: a snapshot is taken of them."""
-        for name, array in self._arrays().items():
+        for name, array in self._now.items():
             self._saved[name][rows] = array[rows]
 
     def restore(self, rows: Bools) -> None:
         """Put the networks ``rows``, bool ``[E]``, back into the state at their last `save`."""
-        for name, array in self._arrays().items():
+        for name, array in self._now.items():
             array[rows] = self._saved[name][rows]
 
     def _describe_window(self) -> tuple[Floats, Floats]:
         """Mean and standard deviation of each window, ``[E, M]``; infinity and 0 where too little is known."""
-        measured = ~np.isnan(self._losses)
+        losses = self._now["losses"]
+        measured = ~np.isnan(losses)
         count = measured.sum(axis=-1)
         enough = count >= self._settings.fewest
         divisor = np.maximum(count, 1)
-        mean = np.where(measured, self._losses, 0.0).sum(axis=-1) / divisor
-        squares = np.where(measured, (self._losses - mean[..., None]) ** 2, 0.0).sum(axis=-1)
+        mean = np.where(measured, losses, 0.0).sum(axis=-1) / divisor
+        squares = np.where(measured, (losses - mean[..., None]) ** 2, 0.0).sum(axis=-1)
         return np.where(enough, mean, np.inf), np.where(enough, np.sqrt(squares / divisor), 0.0)
-
-    def _arrays(self) -> dict[str, NDArray[Any]]:
-        return {
-            "losses": self._losses,
-            "unusual": self._unusual,
-            "guessing": self._guessing,
-            "best_skill": self._best_skill,
-        }
 
     def state_dict(self) -> dict[str, Any]:
         """The state now and at the last snapshot, as plain values."""
-        return to_plain({"now": self._arrays(), "saved": self._saved})
+        return to_plain({"now": self._now, "saved": self._saved})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where `state_dict` was called."""
-        values = from_plain({"now": self._arrays(), "saved": self._saved}, state, "the governor's monitor")
-        self._saved = values["saved"]
-        now = values["now"]
-        self._losses, self._unusual = now["losses"], now["unusual"]
-        self._guessing, self._best_skill = now["guessing"], now["best_skill"]
+        values = from_plain({"now": self._now, "saved": self._saved}, state, "the governor's monitor")
+        self._now, self._saved = values["now"], values["saved"]
 
 
 class Restorable(Protocol):
