@@ -218,34 +218,25 @@ def compared(training: Training, grower: Grower) -> int:
     return checked
 
 
-@pytest.mark.parametrize("host", HOSTS)
-def test_a_fork_is_a_branch_without_the_seed(host: str) -> None:
-    training = Training(host)
-    assert compared(training, grown(training, planting(0, 1))) > REFIT_DECISIONS
-
-
-@pytest.mark.parametrize("how", ["accumulated", "scaled", "mixed"])
-def test_a_fork_learns_however_the_loop_is_written(how: str) -> None:
-    training = Training(how=how)
-    assert compared(training, grown(training, planting(0, 1))) > REFIT_DECISIONS
+OPTIMIZERS: list[Callable[[Any], torch.optim.Optimizer]] = [
+    lambda groups: torch.optim.SGD(groups, lr=0.1, momentum=0.9),
+    lambda groups: torch.optim.NAdam(groups, lr=1e-2),
+    lambda groups: torch.optim.Adam(groups, lr=torch.tensor(1e-2), foreach=False),
+]
 
 
 @pytest.mark.parametrize(
-    "optimizer",
+    ("options", "second"),
     [
-        lambda groups: torch.optim.SGD(groups, lr=0.1, momentum=0.9),
-        lambda groups: torch.optim.NAdam(groups, lr=1e-2),
-        lambda groups: torch.optim.Adam(groups, lr=torch.tensor(1e-2), foreach=False),
+        *(({"host": host}, 1) for host in HOSTS),
+        *(({"how": how}, 1) for how in ("accumulated", "scaled", "mixed")),
+        *(({"optimizer": optimizer}, 1) for optimizer in OPTIMIZERS),
+        ({}, 6),  # another seed comes when the fork is there
     ],
 )
-def test_a_fork_has_the_optimizers_moments(optimizer: Callable[[Any], torch.optim.Optimizer]) -> None:
-    training = Training(optimizer=optimizer)
-    assert compared(training, grown(training, planting(0, 1))) > REFIT_DECISIONS
-
-
-def test_a_seed_that_comes_later_comes_into_the_fork() -> None:
-    training = Training()
-    assert compared(training, grown(training, planting(0, 6))) > REFIT_DECISIONS
+def test_a_fork_is_a_branch_without_the_seed(options: dict[str, Any], second: int) -> None:
+    training = Training(**options)
+    assert compared(training, grown(training, planting(0, second))) > REFIT_DECISIONS
     assert training.model.slots["2"].seed is not None
 
 
@@ -533,24 +524,3 @@ def test_a_step_that_the_scaler_skips_is_skipped_by_forks_too() -> None:
     training.learn(grower.isolated_backward)
     assert all(value.isfinite().all() for value in fork._parameters.values())
     assert any(not torch.equal(mine, usual) for mine, usual in zip(fork._parameters.values(), before, strict=True))
-
-
-@pytest.mark.slow
-def test_a_compiled_model_has_forks_like_any_other() -> None:
-    def contributions(*, compiles: bool) -> list[dict[str, float]]:
-        training = Training()
-        network = torch.compile(training.model, backend="eager") if compiles else training.model
-
-        def loss(inputs: Tensor, labels: Tensor) -> Tensor:
-            return F.cross_entropy(network(inputs), labels)
-
-        training.loss = loss  # type: ignore[method-assign]
-        grower = grown(training, planting(0, 1))
-        found: list[dict[str, float]] = []
-        for _ in range(DECISIONS):
-            training.learn(grower.isolated_backward)
-            found.append(grower.step(train_loss=1.0).contributions)
-        assert len(grower.backend.forks.forks) == 2
-        return found
-
-    assert contributions(compiles=True) == contributions(compiles=False)

@@ -388,11 +388,3 @@ def test_a_branch_of_a_compiled_model_is_counted() -> None:
     rung = branch(model, optimizer, training_flops=1e6)
     learn(rung.model, rung.optimizer, 1)
     assert rung.spending.share > 0
-
-
-def test_spending_is_handed_on() -> None:
-    model = make_growing()
-    whole, part = Spending(make_growing()), Spending(model)
-    counted = Spending(model, counted_in=whole)
-    counted.add(5.0)
-    assert (whole.flops, counted.flops, part.flops) == (5.0, 5.0, 0.0)

@@ -1,7 +1,6 @@
 """Validation gives the figures that one would compute by hand, as means that keep the value of each example."""
 
 import copy
-import math
 import pickle
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -157,25 +156,6 @@ def test_the_classes_are_counted_on_the_axis_of_the_task(
             validate.resolve_classes(9, shape)
 
 
-def test_tags_per_token_are_compared_with_guessing_among_the_tags() -> None:
-    class Tagger(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embed, self.head = nn.Embedding(8, 6), nn.Linear(6, 3)
-
-        def forward(self, words: Tensor) -> Tensor:
-            return self.head(self.embed(words)).transpose(1, 2)  # [N, 3, 16]
-
-    words = torch.zeros(4, 16, dtype=torch.int64)
-    model = esper.attach(Tagger(), {"embed": ["mlp"]}, example_input=words)
-    optimizer = torch.optim.AdamW(model.parameter_groups(lr=1e-2))
-    grower = esper.Grower(model, optimizer, evaluate=esper.Validation("classification", [(words, words)]), horizon=6)
-    F.cross_entropy(model(words), words).backward()
-    optimizer.step()
-    grower.step(train_loss=1.0)
-    assert grower.backend.scores.chance_loss == pytest.approx(math.log(3))
-
-
 @pytest.mark.parametrize("model", [None, lambda inputs: inputs])
 def test_what_is_no_model_is_refused(model: Any) -> None:
     with pytest.raises(ConfigError, match=r"is not a model: give a torch\.nn\.Module"):
@@ -215,9 +195,6 @@ def test_one_value_per_example_is_a_mean(values: Any) -> None:
     mean = ExampleMean.read(values)
     assert mean == 3.0
     np.testing.assert_array_equal(mean.examples, [1.0, 2.0, 6.0])
-
-
-def test_hits_are_a_share() -> None:
     assert ExampleMean.read(torch.tensor([True, False, True, True])) == 0.75
 
 
@@ -280,16 +257,6 @@ def test_validation_keeps_the_figures_of_single_examples(task: str) -> None:
     with torch.no_grad():
         alone = [float(compute_loss(model(inputs[i : i + 1]), labels[i : i + 1])) for i in range(60)]
     np.testing.assert_allclose(loss.examples, alone, rtol=1e-5)
-
-
-def test_tokens_that_do_not_count_are_left_out_of_the_mean() -> None:
-    torch.manual_seed(0)
-    model, inputs, labels = nn.Linear(3, 5), torch.randn(6, 4, 3), torch.randint(0, 5, (6, 4))
-    labels[0, 1:] = labels[3, :2] = -100
-    loss, _ = esper.Validation("language_modelling", [(inputs, labels)])(model)  # pyright: ignore[reportGeneralTypeIssues]
-    expected = nn.functional.cross_entropy(model(inputs).flatten(0, 1), labels.flatten())
-    assert loss == pytest.approx(float(expected.detach()), rel=1e-6)
-    assert len(loss.examples) == 6
 
 
 @pytest.mark.parametrize("form", ["pair", "mapping", "Validation"])

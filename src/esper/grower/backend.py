@@ -277,7 +277,7 @@ class ModelBackend:
             penalty=self.constraints.compute_penalty,
         )
         self.learning = LearningCheck(growth.governor, self.scores)
-        self.optimizer_check = OptimizerCheck(model.host, optimizer)
+        self.optimizer_check = OptimizerCheck(model.host)
         self.gradients = GradientRecorder(model, optimizer, scaler, growth.gradient_health)
         self.forks = ForkTrainer(
             model, optimizer, config.loss if criterion.refit else None, scaler, processes.average_gradient

@@ -32,8 +32,8 @@ Evaluate: TypeAlias = Callable[
     [GrowingModel], Number | tuple[Number, Number] | Mapping[str, Number] | Mapping[str, Score]
 ]
 """Measures a model on validation data: a loss, a pair of loss and accuracy, or metrics by name with ``loss`` among
-them; under `esper.Constrained` a `Score` for each of several sets by name. It chooses its data and device, must give
-the same metrics for the same model, and may leave the model in `eval` mode."""
+them; under `esper.Constrained` a `Score` per set. It must give the same metrics for the same model, and may leave the
+model in `eval` mode."""
 EVALUATE_ADVICE = f"give a function that takes the model and returns {EXPECTED}"
 ROUNDING = 2 * torch.finfo(torch.float32).eps
 """Relative difference between outputs for equal rows of one minibatch."""
@@ -179,9 +179,9 @@ def measure_model(
 ) -> tuple[Metrics, dict[str, Metrics], bool]:
     """Measure the model as it is, and with each module that is ``due``, bool ``[1, S]``, at another alpha.
 
-    A module that counts is compared with its absence: in the model, or in its fork if ``forks`` has its slot; where
-    that is None, it is not measured. A module that does not count yet is put in at full alpha, and compared with the
-    model as it is. ``parse`` reads and checks what ``evaluate`` returns, and ``baseline`` are metrics that are known.
+    A module that counts is switched off, or replaced by its fork if ``forks`` has its slot; where that is None, it is
+    not measured. A module that does not count yet is put in at full alpha. ``parse`` checks what ``evaluate`` returns,
+    and ``baseline`` are metrics of the model as it is, if known.
     Returns ``metrics``, ``ablated`` and ``constant_output`` of a `ModelEvaluation`.
     """
     outputs, ablated = OutputComparison(), dict[str, Metrics]()

@@ -75,10 +75,9 @@ def require_rollbacks_left(intervention: Intervention, governor: Governor) -> No
 class ModelSnapshot:
     """A copy of a model, its optimizer's state and torch's global random generators, to return to.
 
-    All is copied by name, and written back into the model's own tensors, which the optimizer goes on owning. Live
-    modules are pruned and leave the optimizer; so does a fossil that germinated after the snapshot. Of the optimizer
-    ``state`` and ``param_groups`` return, but not the learning rates, which are the scheduler's. What an optimizer
-    keeps elsewhere is not known here and stays.
+    All is copied by name, and written back into the model's own tensors. Live modules are pruned, and so are fossils
+    that germinated after the snapshot. Of the optimizer ``state`` and ``param_groups`` return, but not the learning
+    rates, which are the scheduler's. What an optimizer keeps elsewhere stays.
     """
 
     def __init__(self, model: GrowingModel, optimizer: torch.optim.Optimizer) -> None:
@@ -161,7 +160,7 @@ class ModelSnapshot:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where `state_dict` was called; the model has the structure that it had then.
 
-        Generators of devices that are not here, and the state of another kind of optimizer, mean nothing.
+        Generators of absent devices and the state of another kind of optimizer are left out.
         """
         what = "the governor's snapshot"
         tensors, parameters = self._name_tensors(), dict(self.model.named_parameters())
@@ -215,22 +214,21 @@ def place_moments(saved: Mapping[str, Any], parameter: Tensor, present: Mapping[
 
 
 class OptimizerCheck:
-    """Detects a ``host`` that learns while ``optimizer`` makes no step, because another optimizer trains it."""
+    """Detects a ``host`` that learns while the grower's optimizer makes no step, because another one trains it."""
 
-    def __init__(self, host: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, host: nn.Module) -> None:
         self._host = host
-        self._stepped = self._warned = False
+        self._warned = False
         self._sums = self._sum_parameters()
-        optimizer.register_step_post_hook(self._record_step)
 
-    def require_steps(self) -> None:
-        """Refuse a host that has changed since the last call without a step of the optimizer.
+    def require_steps(self, *, stepped: bool) -> None:
+        """Refuse a host that has changed since the last call although the optimizer has not ``stepped``.
 
         Warns once if the host has not changed either.
         """
-        # Training changes the sums of parameters; keeping a copy of them all is not needed to notice it.
+        # Training changes the sums of parameters; no copy of them is needed to notice it.
         sums, before = self._sum_parameters(), self._sums
-        stepped, self._stepped, self._sums = self._stepped, False, sums
+        self._sums = sums
         if stepped or not len(sums) or len(sums) != len(before):
             return
         same = torch.equal(sums, before.to(sums))
@@ -252,9 +250,6 @@ class OptimizerCheck:
         """Ignore changes of the host so far, which do not come from training: a rollback, say."""
         self._sums = self._sum_parameters()
 
-    def _record_step(self, *_: Any) -> None:
-        self._stepped = True
-
     @torch.no_grad()
     def _sum_parameters(self) -> Tensor:
         """The sum of the values of each learning parameter, ``[P]``."""
@@ -266,10 +261,9 @@ class OptimizerCheck:
 class LearningCheck:
     """Decides whether a network shows that it has learned, and which operations that rules out.
 
-    Chance is the loss of guessing, where it is known, and otherwise the loss at the beginning. No module is kept in a
-    network that is not better than chance, whose gradients are zero or whose output is the same for all examples. None
-    is kept or pruned as long as the loss is unusual. Without a governor, whose ``settings`` are then None, nothing is
-    checked.
+    Chance is the loss of guessing, where it is known, and otherwise the first loss. No module is kept in a network that
+    is not better than chance, whose gradients are zero or whose output is the same for all examples. None is kept or
+    pruned while the loss is unusual. Without ``settings`` of a governor nothing is checked.
     """
 
     def __init__(self, settings: GovernorSettings | None, scores: Scores) -> None:
@@ -284,10 +278,9 @@ class LearningCheck:
         self.learned = self.changed = False
 
     def has_diverged(self, metrics: Metrics, train_loss: float) -> bool:
-        """Whether both losses are far above those of chance, and that of validation is worse than it was.
+        """Whether both losses are far above chance, and that of validation is worse than it was.
 
-        A loss on another scale, such as a sum, may be far above in a healthy network too; but then it falls, or stays
-        the same for a while.
+        A loss on another scale, such as a sum, may be far above in a healthy network too, but does not rise then.
         """
         if self._settings is None:
             return False
@@ -334,9 +327,8 @@ class LearningCheck:
     def _beats_chance(self, metrics: Metrics, train_loss: float, lead: float, *, usual: bool) -> bool:
         """Whether the network does better than chance, and has not lost most of its best improvement.
 
-        Its validation loss shows that. For a network that overfits, the training loss together with the score does. For
-        losses on another scale than cross-entropy, such as sums, both losses relative to the start, together with the
-        accuracy, do.
+        Its validation loss shows that; if it overfits, the training loss with the score; and for losses on another
+        scale, such as sums, both losses relative to the start with the accuracy.
         """
         scores = self._scores
         over_chance = scores.improvement_over_chance(metrics, train_loss)
@@ -350,7 +342,7 @@ class LearningCheck:
         return by_validation or overfits or (bool(enough[2:].all()) and scores.improvement_of_accuracy(metrics) > lead)
 
     def forget_best(self) -> None:
-        """Forget the best improvement, after a module was pruned: the network may do as badly as before it came."""
+        """Forget the best improvement after a module was pruned, without which the network may do worse."""
         self.best_improvement[:] = math.nan
 
     def state_dict(self) -> dict[str, Any]:

@@ -226,7 +226,7 @@ class Grower:
             promises, training = self._processes.run_on_first_process(read_arguments)
             network.require_same_slots()
             require_savable(self.model)
-            backend.optimizer_check.require_steps()
+            backend.optimizer_check.require_steps(stepped=backend.gradients.stepped)
             if self.decisions == self.config.horizon:
                 warnings.warn(
                     f"this decision is beyond the horizon of {self.config.horizon}: rules plant nothing any more; give "

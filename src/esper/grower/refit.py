@@ -78,11 +78,11 @@ class _FunctionCall(nn.Module):
 class SeedlessFork:
     """A copy of a model without the module in one slot, which trains on beside it.
 
-    Switching a module off overstates its gain, because the host has adapted to it. Where the model and its fork both
-    train on for a while, the host recovers, and the difference between the two approaches what the module brings.
+    Switching a module off overstates its gain, because the host has adapted to it. As both train on, the host recovers,
+    and the difference between model and fork approaches what the module brings.
 
-    The fork has parameters, buffers and an optimizer of its own, copied from those of the model, for all that counts in
-    the forward pass. It shares the rest: modules that do not count yet, alphas, and what lies outside of the model.
+    The fork copies parameters, buffers and the optimizer's state of all that counts in the forward pass. It shares the
+    rest: modules that do not count yet, alphas, and what lies outside of the model.
     """
 
     def __init__(self, model: GrowingModel, optimizer: torch.optim.Optimizer, slot: Slot) -> None:
@@ -249,10 +249,9 @@ class ForkTrainer:
         return {name: fork if fork.comparable else None for name, fork in forks.items()}
 
     def update(self, table: SeedTable, measurements: SeedMeasurements) -> SeedMeasurements:
-        """Fork the model for modules that are held from now on, and drop the forks of those that are not any more.
+        """After a decision, fork the model for modules that are held now, and drop the forks of those that are not.
 
-        The ``table`` is the one after the decision. Returns the measurements without those of modules that have a new
-        fork, since they were made without one.
+        Returns the measurements without those of modules that have a new fork, since they were made without one.
         """
         self._minibatches = 0
         if self._loss is None:

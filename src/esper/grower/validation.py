@@ -88,10 +88,10 @@ class Validation:
     loss, accuracy = validate(model)
     ```
 
-    The model runs in evaluation mode without gradients. Its mode and torch's random state are restored afterwards. Loss
-    and accuracy are means over all labels, independent of batch sizes, in at least float32. Both keep the values of
-    single examples, so that a grower can compute standard errors of contributions. If the model returns a dictionary or
-    object with ``logits``, as Hugging Face models do, these are its outputs.
+    The model runs in evaluation mode without gradients; its mode and torch's random state are restored. Loss and
+    accuracy are means over all labels, in at least float32. Both keep the values of single examples, so that a grower
+    can compute standard errors of contributions. If the model returns a dictionary or object with ``logits``, as
+    Hugging Face models do, these are its outputs.
 
     Args:
         task: The kind of task.
@@ -137,9 +137,7 @@ class Validation:
     def resolve_classes(self, classes: int | None, output_shape: Sequence[int] = ()) -> int | None:
         """The number of classes, if known: that of the task, or else the configured ``classes``.
 
-        Args:
-            classes: As configured; it may be lower than that of the outputs, as with a padded vocabulary.
-            output_shape: Shape of the model's outputs for a batch; empty if unknown.
+        It may be lower than that of the outputs, whose shape for a batch is given if known: a vocabulary may be padded.
 
         Raises:
             ConfigError: the task has a different number of classes, or the model's outputs have fewer.
