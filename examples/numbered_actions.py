@@ -23,8 +23,8 @@ class NumberedActions(GrowthVectorEnv):
     def __init__(self, num_envs: int = 1, rules: Rules = Rules(), **settings: Any) -> None:  # noqa: B008
         super().__init__(num_envs, rules=rules, **settings)
         heads = (
-            range(len(self.growth.suite.sites)),
-            range(len(self.growth.suite.blueprints)),
+            range(len(self.suite.sites)),
+            range(len(self.suite.blueprints)),
             rules.blends,
             [TEMPOS.index(tempo) for tempo in rules.tempos],
             [ALPHA_TARGETS.index(target) for target in rules.alpha_targets],
@@ -35,7 +35,7 @@ class NumberedActions(GrowthVectorEnv):
         rows = [(op, *choices) for op in rules.operations for choices in product(*heads)]
         self.table = np.unique(clear_irrelevant_heads(np.array(rows, np.int64)), axis=0)
         mask = spaces.MultiBinary(len(self.table))
-        self.single_observation_space = spaces.Dict({**self.growth.observation_space, "action_mask": mask})
+        self.single_observation_space = spaces.Dict({**self.single_observation_space, "action_mask": mask})
         self.single_action_space = spaces.Discrete(len(self.table))
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
@@ -43,9 +43,9 @@ class NumberedActions(GrowthVectorEnv):
     def action_masks(self) -> np.ndarray:
         """Which rows are legal now, bool ``[E, n]``: in every head that the operation reads, in the slot chosen."""
         op, slot = self.table[:, Head.OP], self.table[:, Head.SLOT]
-        legal = self.growth.masks.slot[:, op, slot]
+        legal = self.masks.slot[:, op, slot]
         for head in tuple(Head)[Head.BLUEPRINT :]:
-            mask, choice = getattr(self.growth.masks, head.name.lower()), self.table[:, head]
+            mask, choice = getattr(self.masks, head.name.lower()), self.table[:, head]
             allowed = mask[:, slot, choice] if mask.ndim == 3 else mask[:, choice]
             legal = legal & (allowed | ~RELEVANT[op, head])
         return legal
@@ -63,7 +63,7 @@ if __name__ == "__main__":
     envs, rng = NumberedActions(4), np.random.default_rng(0)
     observation, _ = envs.reset(seed=0)
     returns = np.zeros(4)
-    for _ in range(envs.growth.suite.steps):
+    for _ in range(envs.suite.steps):
         chosen = np.array([rng.choice(np.flatnonzero(mask)) for mask in observation["action_mask"]])
         observation, rewards, _, _, info = envs.step(chosen)
         assert not info["canonicalised"].any()  # nothing was illegal

@@ -66,7 +66,7 @@ def play(model: MaskablePPO, suite: str) -> float:
     env = GrowthVecEnv(NumberedActions(16, suite=suite, split="heldout"))
     env.seed(0)
     observation, returns = env.reset(), np.zeros(16)
-    for _ in range(env.envs.growth.suite.steps):
+    for _ in range(env.envs.suite.steps):
         actions, _ = model.predict(observation, deterministic=True, action_masks=env.envs.action_masks())
         observation, rewards, _, _ = env.step(actions)
         returns += rewards
@@ -79,7 +79,7 @@ if __name__ == "__main__":
     parser.add_argument("--suite", default="tokens")
     given = parser.parse_args()
     env = GrowthVecEnv(NumberedActions(16, suite=given.suite))
-    horizon = env.envs.growth.suite.steps
+    horizon = env.envs.suite.steps
     model = MaskablePPO("MlpPolicy", env, n_steps=horizon, batch_size=4 * horizon, gamma=1.0, gae_lambda=0.98, seed=0)
     model.learn(given.steps)
     print(f"J on held-out instances {play(model, given.suite):.3f}")

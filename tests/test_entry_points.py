@@ -16,7 +16,7 @@ from esper.grower.config import GrowerConfig
 from esper.grower.grower import Grower
 from esper.lab.experiment import Experiment
 from esper.lifecycle.rules import Rules
-from esper.rl.gym import Growth, GrowthSettings
+from esper.rl.gym import GrowthSettings, GrowthVectorEnv
 from esper.train.evaluation import make_evaluation_config
 from esper.train.settings import TrainSettings
 
@@ -102,7 +102,7 @@ def test_devices_are_refused_alike() -> None:
         with pytest.raises(ConfigError, match="'nonsense' is not a torch device"):
             load_settings(root, None, [override])
     with pytest.raises(ConfigError, match="no device 'cuda:77' on this machine: choose from cpu"):
-        Growth(1, GrowthSettings(device="cuda:77"))
+        GrowthVectorEnv(1, device="cuda:77")
 
 
 def test_a_seed_that_a_comparison_would_not_use_is_refused(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def test_the_mask_allows_exactly_what_the_lifecycle_does(rules: str) -> None:
             row = step // 3
             listed = [tuple(one) for one in env.table[mask[row]].tolist()]
             assert len(set(listed)) == len(listed)
-            assert set(listed) == allowed(env.growth.masks, candidates, row)
+            assert set(listed) == allowed(env.masks, candidates, row)
         env.step(np.array([rng.choice(np.flatnonzero(one)) for one in mask]))
     assert {Op.WAIT, Op.GERMINATE, Op.PRUNE} <= ops
 

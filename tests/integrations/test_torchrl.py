@@ -90,7 +90,7 @@ def test_rewards_add_up_to_the_committed_networks_worth() -> None:
     env = GymWrapper(envs, categorical_action_encoding=True)
     env.set_seed(0)  # a course without rollbacks, which cost
     course = env.rollout(STEPS)
-    worth = envs.growth.episodes.potential
+    worth = envs.episodes.potential
     np.testing.assert_allclose(course["next", "reward"].sum(1)[:, 0], worth, atol=1e-5)
 
 

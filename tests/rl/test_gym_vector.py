@@ -184,7 +184,7 @@ def test_rewards_add_up_to_j_and_the_test_score_is_there_to_ask() -> None:
     total = np.zeros(E)
     for _ in range(STEPS):
         total += env.step(env.action_space.sample())[1]
-    np.testing.assert_allclose(total, env.growth.episodes.potential, atol=1e-6)
+    np.testing.assert_allclose(total, env.episodes.potential, atol=1e-6)
     final = env.final_score()
     assert final.score.shape == final.accuracy.shape == final.added_parameters.shape == (E,)
 
@@ -495,7 +495,7 @@ def test_what_is_returned_is_the_caller_s() -> None:
 def test_a_rollback_is_told() -> None:
     env = make_vector(E, rules=RULES, growth={"governor": {"max_rollbacks": 0}})
     env.reset(seed=0)
-    episodes = env.growth.episodes
+    episodes = env.episodes
     with torch.no_grad():
         episodes.population.host.values[1] = torch.nan
     _, rewards, terminated, _, info = env.step(make_wait_actions(E))

@@ -18,7 +18,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from esper.config.settings import MOST_AT_ONCE, Settings, describe_first_error
 from esper.engine.engine import GrowthConfig
-from esper.engine.observation import Feature, MaskTensors, Observation, list_features
+from esper.engine.observation import Feature, MaskTensors, list_features
 from esper.errors import ConfigError, plural
 from esper.lifecycle.actions import count_choices
 from esper.lifecycle.rules import ActionMasks, Rules, canonicalise
@@ -27,6 +27,7 @@ from esper.numerics.devices import CPU, DeviceName, require_device
 from esper.population.population import StrategyChoice
 from esper.rl.episodes import Episodes, FinalScore, StepResult
 from esper.rl.rewards import OUTCOME, RewardSpec, assign_rewards
+from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import Split
 from esper.tasks.suite_files import allow_file, split_name
@@ -82,123 +83,10 @@ class GrowthSettings(Settings):
             raise ConfigError(describe_first_error(error, cls).sentence) from error
 
 
-# The episodes, which all environments share
-
-
-class Growth:
-    """E episodes on instances of a suite's split, behind all environments of this file."""
-
-    def __init__(self, size: int, settings: GrowthSettings) -> None:
-        if size < 1:
-            raise ConfigError(f"num_envs is {size}: give at least 1")
-        self.size = size
-        self.suite = get_suite(settings.suite)
-        self._settings = settings
-        self._device = require_device(settings.device)
-        self._episodes: Episodes | None = None
-        self._masks: ActionMasks | None = None
-
-    @property
-    def has_episodes(self) -> bool:
-        """Whether any episodes were started."""
-        return self._episodes is not None
-
-    @property
-    def episodes(self) -> Episodes:
-        """The current episodes; only after `begin_episodes`."""
-        assert self._episodes is not None, "environments check `has_episodes` first"
-        return self._episodes
-
-    @property
-    def action_space(self) -> spaces.MultiDiscrete:
-        """One choice per head, in the order of `esper.lifecycle.actions.Head`."""
-        return spaces.MultiDiscrete(list(count_choices(len(self.suite.sites), len(self.suite.blueprints))))
-
-    @property
-    def observation_space(self) -> spaces.Dict:
-        """One network's observation: the declared features in their declared ranges, and the flat action mask.
-
-        ``globals`` ``[G]``, ``slots`` ``[S, F]``, ``blueprints`` ``[S, K, D]``, ``action_mask`` ``[sum(head sizes)]``.
-        """
-        slots, blueprints = len(self.suite.sites), len(self.suite.blueprints)
-        features = list_features(self._settings.growth.promise is not None)
-        parts: dict[str, spaces.Space[Any]] = {
-            "globals": _make_box(features.globals, ()),
-            "slots": _make_box(features.slots, (slots,)),
-            "blueprints": _make_box(features.blueprints, (slots, blueprints)),
-            "action_mask": spaces.MultiBinary(int(self.action_space.nvec.sum())),
-        }
-        return spaces.Dict(parts)
-
-    @property
-    def masks(self) -> ActionMasks:
-        """The legal actions now; only after `begin_episodes`."""
-        assert self._masks is not None, "environments check `has_episodes` first"
-        return self._masks
-
-    # Agents act within `torch.no_grad` or `inference_mode`, but networks learn: leaving the latter ends the former too.
-    @torch.inference_mode(False)
-    def begin_episodes(self, rows: Bools, generators: Sequence[np.random.Generator]) -> None:
-        """Start new episodes in ``rows``, bool ``[E]``; each draws its instance from its own generator."""
-        indices, settings = rows.nonzero()[0], self._settings
-        instances = [self.suite.sample(1, settings.split, generators[row])[0] for row in indices.tolist()]
-        if self._episodes is None:
-            self._episodes = Episodes(
-                self.suite,
-                instances,
-                settings.rules,
-                settings.growth,
-                rewards=assign_rewards(settings.reward, self.size),
-                strategy=settings.strategy,
-                networks_per_pass=settings.networks_per_pass,
-                examples_per_pass=settings.examples_per_pass,
-                bf16=settings.bf16,
-                device=self._device,
-            )
-        else:
-            self._episodes.restart(indices, instances)
-        self._masks = self._episodes.legal_actions()
-
-    @torch.inference_mode(False)
-    def step(self, actions: Array) -> tuple[StepResult, Arrays]:
-        """Take one decision per network from any integers ``[E, 8]``; an illegal action becomes WAIT.
-
-        Returns:
-            The result, and an info dictionary: the ``action`` that took effect ``[E, 8]``, whether it differs from the
-            one passed (``canonicalised [E]``), and whether the governor rolled the network back (``rolled_back [E]``).
-        """
-        # Samples of the action space are rarely legal, so illegal actions are replaced instead of rejected.
-        effective, changed = canonicalise(np.asarray(actions), self.masks)
-        result = self.episodes.step(effective.astype(np.int64))
-        self._masks = self.episodes.legal_actions()
-        return result, {"action": effective, "canonicalised": changed, "rolled_back": result.intervention.rows}
-
-    def observe(self) -> Arrays:
-        """The current observation, as returned by `make_observation_arrays`."""
-        return make_observation_arrays(self.episodes.observe(), self.masks)
-
-
 def _make_box(features: Sequence[Feature], leading: tuple[int, ...]) -> spaces.Box:
     shape = (*leading, len(features))
-    low = np.array([feature.low for feature in features], np.float32)
-    high = np.array([feature.high for feature in features], np.float32)
+    low, high = (np.array([getattr(one, end) for one in features], np.float32) for end in ("low", "high"))
     return spaces.Box(np.broadcast_to(low, shape), np.broadcast_to(high, shape), shape, np.float32)
-
-
-def make_observation_arrays(observation: Observation, masks: ActionMasks) -> Arrays:
-    """The observations of E networks, each array ``[E, ...]`` in the order of `Growth.observation_space`."""
-    arrays = {name: part.cpu().numpy() for name, part in observation._asdict().items()}
-    return {**arrays, "action_mask": masks.flat().astype(np.int8)}
-
-
-def copy_conditional_masks(masks: ActionMasks) -> Arrays:
-    """The exact masks by head, each bool ``[E, ...]``: a choice's legality given the choices before it.
-
-    The flat mask of an observation cannot show that a blueprint fits one slot and not the other; these can. Shapes as
-    in `esper.lifecycle.rules.ActionMasks`.
-    """
-    # Copies: an agent may write into them, and the environment still decides by the originals.
-    return {name: getattr(masks, name).copy() for name in MaskTensors._fields}
 
 
 RESET_MASK = "reset_mask"
@@ -234,13 +122,43 @@ class GrowthVectorEnv(VectorEnv[Arrays, Array, Array]):
     autoreset_mode = AutoresetMode.DISABLED
 
     def __init__(self, num_envs: int = 1, **settings: Any) -> None:
-        self.growth = Growth(num_envs, GrowthSettings.parse(settings))
+        if num_envs < 1:
+            raise ConfigError(f"num_envs is {num_envs}: give at least 1")
+        self._settings = given = GrowthSettings.parse(settings)
         self.num_envs = num_envs
-        self.single_observation_space = self.growth.observation_space
-        self.single_action_space = self.growth.action_space
+        self.suite = suite = get_suite(given.suite)
+        self._device = require_device(given.device)
+
+        # One network's observation: the declared features in their declared ranges, and the flat action mask.
+        slots, blueprints = len(suite.sites), len(suite.blueprints)
+        self.single_action_space = spaces.MultiDiscrete(list(count_choices(slots, blueprints)))
+        features = list_features(given.growth.promise is not None)
+        parts: dict[str, spaces.Space[Any]] = {
+            "globals": _make_box(features.globals, ()),
+            "slots": _make_box(features.slots, (slots,)),
+            "blueprints": _make_box(features.blueprints, (slots, blueprints)),
+            "action_mask": spaces.MultiBinary(int(self.single_action_space.nvec.sum())),
+        }
+        self.single_observation_space = spaces.Dict(parts)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
-        self._generators: list[np.random.Generator | None] = [None] * num_envs
+        self.generators: list[np.random.Generator | None] = [None] * num_envs
+        """From which each network draws its instances; None before its first one."""
+        self._episodes: Episodes | None = None
+        self._masks: ActionMasks | None = None
+
+    @property
+    def episodes(self) -> Episodes:
+        """The current episodes, after the first `reset`."""
+        if self._episodes is None:
+            raise ResetNeeded("call reset() before step()")
+        return self._episodes
+
+    @property
+    def masks(self) -> ActionMasks:
+        """The legal actions now, after the first `reset`."""
+        assert self._masks is not None, "the episodes come with them"
+        return self._masks
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
@@ -256,10 +174,10 @@ class GrowthVectorEnv(VectorEnv[Arrays, Array, Array]):
         """
         super().reset(seed=seed if isinstance(seed, int) else None)
         rows = self._rows_to_reset(options or {})
-        if not self.growth.has_episodes and not rows.all():
+        if self._episodes is None and not rows.all():
             raise ResetNeeded("reset all networks once before resetting some of them")
-        self.growth.begin_episodes(rows, self._generators_for(rows, seed))
-        return self.growth.observe(), self._info()
+        self._begin(rows, seed)
+        return self.observe(), self.describe()
 
     def step(self, actions: Array) -> Transition:
         """One decision per network, integers ``[E, 8]``.
@@ -268,31 +186,85 @@ class GrowthVectorEnv(VectorEnv[Arrays, Array, Array]):
             IllegalActionError: ``actions`` is not an integer array of that shape.
             ResetNeeded: an episode has ended, or none was begun.
         """
-        if not self.growth.has_episodes:
-            raise ResetNeeded("call reset() before step()")
-        ended = self.growth.episodes.finished
+        ended = self.episodes.finished
         if ended.any():
             raise ResetNeeded(
                 f"episodes {np.flatnonzero(ended).tolist()} have ended; reset them with options={{'{RESET_MASK}': ...}}"
             )
-        result, step_info = self.growth.step(actions)
-        info = {**self._info(), **_add_masks(step_info, ~ended)}
-        return self.growth.observe(), result.reward, result.finished, np.zeros_like(ended), info
+        result, step_info = self.decide(actions)
+        info = {**self.describe(), **_add_masks(step_info, ~ended)}
+        return self.observe(), result.reward, result.finished, np.zeros_like(ended), info
 
     def action_masks(self) -> Bools:
         """The flat masks ``[E, sum(head sizes)]``: choices that are legal under some legal earlier choice."""
-        return self.growth.masks.flat()
+        return self.masks.flat()
 
     def final_score(self) -> FinalScore:
         """Score, accuracy and added parameters of the committed networks on test data, which nothing else reads."""
-        return self.growth.episodes.final_score()
+        return self.episodes.final_score()
 
-    def _info(self) -> Info:
-        """The info of all networks about their present state."""
+    def observe(self) -> Arrays:
+        """The observations, each array ``[E, ...]``, in the order of the observation space."""
+        arrays = {name: part.cpu().numpy() for name, part in self.episodes.observe()._asdict().items()}
+        return {**arrays, "action_mask": self.masks.flat().astype(np.int8)}
+
+    def describe(self) -> Info:
+        """The info of all networks about their present state: exact masks by head, and names of instances.
+
+        The flat mask of an observation cannot show that a blueprint fits one slot and not the other; these can. Shapes
+        as in `ActionMasks`.
+        """
         all_rows = np.ones(self.num_envs, np.bool_)
-        masks = _add_masks(copy_conditional_masks(self.growth.masks), all_rows)
-        names = np.array([instance.name for instance in self.growth.episodes.instances], object)
-        return _add_masks({"masks": masks, "instance": names}, all_rows)
+        # Copies: an agent may write into them, and the environment still decides by the originals.
+        masks = {name: getattr(self.masks, name).copy() for name in MaskTensors._fields}
+        names = np.array([instance.name for instance in self.episodes.instances], object)
+        return _add_masks({"masks": _add_masks(masks, all_rows), "instance": names}, all_rows)
+
+    # Agents act within `torch.no_grad` or `inference_mode`, but networks learn: leaving the latter ends the former too.
+    @torch.inference_mode(False)
+    def decide(self, actions: Array) -> tuple[StepResult, Info]:
+        """Take one decision per network from any integers ``[E, 8]``, also in episodes that have ended.
+
+        Returns:
+            The result, and an info dictionary: the ``action`` that took effect ``[E, 8]``, whether it differs from the
+            one passed (``canonicalised [E]``), and whether the governor rolled the network back (``rolled_back [E]``).
+        """
+        # Samples of the action space are rarely legal, so illegal actions are replaced instead of rejected.
+        episodes = self.episodes
+        effective, changed = canonicalise(np.asarray(actions), self.masks)
+        result = episodes.step(effective.astype(np.int64))
+        self._masks = episodes.legal_actions()
+        return result, {"action": effective, "canonicalised": changed, "rolled_back": result.intervention.rows}
+
+    @torch.inference_mode(False)
+    def _begin(self, rows: Bools, seed: int | Sequence[int | None] | None) -> None:
+        """Start new episodes in ``rows``, bool ``[E]``, on instances that each network draws from its own generator."""
+        if isinstance(seed, Sequence) and len(seed) != self.num_envs:
+            raise ConfigError(f"{plural(len(seed), 'seed')} for {plural(self.num_envs, 'network')}")
+        seeds = seed if isinstance(seed, Sequence) else [None if seed is None else seed + i for i in range(len(rows))]
+        indices, settings = rows.nonzero()[0], self._settings
+        instances: list[Instance] = []
+        for row in indices.tolist():
+            generator = self.generators[row]
+            if generator is None or seeds[row] is not None:
+                generator = self.generators[row] = seeding.np_random(seeds[row])[0]
+            instances += self.suite.sample(1, settings.split, generator)
+        if self._episodes is None:
+            self._episodes = Episodes(
+                self.suite,
+                instances,
+                settings.rules,
+                settings.growth,
+                rewards=assign_rewards(settings.reward, self.num_envs),
+                strategy=settings.strategy,
+                networks_per_pass=settings.networks_per_pass,
+                examples_per_pass=settings.examples_per_pass,
+                bf16=settings.bf16,
+                device=self._device,
+            )
+        else:
+            self._episodes.restart(indices, instances)
+        self._masks = self._episodes.legal_actions()
 
     def _rows_to_reset(self, options: Mapping[str, Any]) -> Bools:
         """The networks to reset, bool ``[E]``."""
@@ -305,19 +277,6 @@ class GrowthVectorEnv(VectorEnv[Arrays, Array, Array]):
         if not mask.any():
             raise ConfigError(f"{RESET_MASK} is False everywhere; there is nothing to reset")
         return mask
-
-    def _generators_for(self, rows: Bools, seed: int | Sequence[int | None] | None) -> list[np.random.Generator]:
-        """Every network's generator, replaced in ``rows`` where there is a random seed."""
-        if isinstance(seed, Sequence) and len(seed) != self.num_envs:
-            raise ConfigError(f"{plural(len(seed), 'seed')} for {plural(self.num_envs, 'network')}")
-        seeds = seed if isinstance(seed, Sequence) else [None if seed is None else seed + i for i in range(len(rows))]
-        generators: list[np.random.Generator] = []
-        for row, generator in enumerate(self._generators):
-            if generator is None or (rows[row] and seeds[row] is not None):
-                generator = seeding.np_random(seeds[row])[0]
-            generators.append(generator)
-        self._generators = [*generators]
-        return generators
 
 
 class SameStepGrowth(GrowthVectorEnv):
@@ -353,12 +312,12 @@ class NextStepGrowth(GrowthVectorEnv):
 
     def step(self, actions: Array) -> Transition:
         """As `GrowthVectorEnv.step`, but a reset where the last step was an episode's end."""
-        if not self.growth.has_episodes or not self.growth.episodes.finished.any():
+        ended = self.episodes.finished
+        if not ended.any():
             return super().step(actions)
-        ended = self.growth.episodes.finished
         # Networks share one program: those that ended take part in the step of the others, whatever their action, and
         # are reset after it.
-        result, step_info = self.growth.step(actions)
+        result, step_info = self.decide(actions)
         observation, fresh = self.reset(options={RESET_MASK: ended})
         info = {**fresh, **_add_masks(step_info, ~ended)}
         rewards = np.where(ended, 0.0, result.reward)
@@ -410,9 +369,10 @@ class GrowthEnv(gymnasium.Env[dict[str, Any], Array]):
     metadata: dict[str, Any] = {"render_modes": []}
 
     def __init__(self, **settings: Any) -> None:
-        self.growth = Growth(1, GrowthSettings.parse(settings))
-        self.observation_space = self.growth.observation_space
-        self.action_space = self.growth.action_space
+        self.vector = GrowthVectorEnv(1, **settings)
+        """The same network as a vector environment."""
+        self.observation_space = self.vector.single_observation_space
+        self.action_space = self.vector.single_action_space
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Arrays, dict[str, Any]]:
         """Start a new episode on an instance drawn from ``np_random``.
@@ -423,8 +383,9 @@ class GrowthEnv(gymnasium.Env[dict[str, Any], Array]):
         super().reset(seed=seed)
         if options:
             raise ConfigError(f"unknown reset option '{next(iter(options))}' (known: none)")
-        self.growth.begin_episodes(np.ones(1, np.bool_), [self.np_random])
-        return _first_row(self.growth.observe()), self._info()
+        self.vector.generators = [self.np_random]
+        observation, info = self.vector.reset()
+        return _first_row(observation), _describe_first(info)
 
     def step(self, action: Array) -> tuple[Arrays, float, bool, bool, dict[str, Any]]:
         """One decision, integers ``[8]``.
@@ -433,25 +394,29 @@ class GrowthEnv(gymnasium.Env[dict[str, Any], Array]):
             IllegalActionError: ``action`` is not an integer array of that shape.
             ResetNeeded: the episode has ended, or none was begun.
         """
-        if not self.growth.has_episodes or self.growth.episodes.finished[0]:
+        vector = self.vector
+        if vector.episodes.finished[0]:
             raise ResetNeeded("call reset() to begin an episode")
-        result, step_info = self.growth.step(np.asarray(action)[None])
-        changed = bool(step_info["canonicalised"][0])
-        info = {**self._info(), "action": step_info["action"][0], "canonicalised": changed}
-        reward, finished = float(result.reward[0]), bool(result.finished[0])
-        return _first_row(self.growth.observe()), reward, finished, False, info
+        observation, reward, finished, _, info = vector.step(np.asarray(action)[None])
+        info = {
+            **_describe_first(info),
+            "action": info["action"][0],
+            "canonicalised": bool(info["canonicalised"][0]),
+        }
+        return _first_row(observation), float(reward[0]), bool(finished[0]), False, info
 
     def action_masks(self) -> Bools:
         """The flat mask ``[sum(head sizes)]``: choices that are legal under some legal earlier choice."""
-        return self.growth.masks.flat()[0]
+        return self.vector.action_masks()[0]
 
     def final_score(self) -> float:
         """J of the committed network on test data, which nothing else reads."""
-        return float(self.growth.episodes.final_score().score[0])
+        return float(self.vector.final_score().score[0])
 
-    def _info(self) -> dict[str, Any]:
-        (instance,) = self.growth.episodes.instances
-        return {"masks": _first_row(copy_conditional_masks(self.growth.masks)), "instance": instance.name}
+
+def _describe_first(info: Info) -> Info:
+    masks = {name: mask for name, mask in info["masks"].items() if not name.startswith("_")}
+    return {"masks": _first_row(masks), "instance": info["instance"][0]}
 
 
 def _first_row(arrays: Arrays) -> Arrays:
