@@ -343,11 +343,11 @@ def test_a_reward_of_ones_own_is_named_like_any_other(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (1.0, r"'mine' must give its terms by name, each an array \[1\], but it gives float"),
+        (1.0, r"'mine' must give its terms by name, each an array \[1\] of real numbers, but it gives float"),
         ({}, "but it gives none"),
         ({"late": 1.0}, "but 'late' is float"),
         ({"late": np.zeros((2, 1))}, r"but 'late' is \[2, 1\]"),
-        ({"late": np.zeros(1, complex)}, "of real numbers, but 'late' is of complex128"),
+        ({"late": np.zeros(1, complex)}, r"of real numbers, but 'late' is \[1\] of complex128"),
         ({"rollback": np.zeros(1)}, "'rollback' is the governor's penalty, choose another name"),
     ],
 )

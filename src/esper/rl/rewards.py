@@ -1,12 +1,10 @@
 """Rewards of a controller: a registry of reward modes, each a function of about ten lines.
 
 To add a reward, write a function like `pay_sparse` and decorate it with `register_reward`, here or in your own file.
-`RewardTracker` records the results of each step as `RewardInputs`. A mode turns these into the terms of the reward,
-with the weights of `RewardSettings`. `compute_rewards` computes each environment's reward by its own mode.
+`RewardTracker` records each step as `RewardInputs`, which a mode turns into the terms of the reward.
 
-J is the score minus rent of the whole network, and at the end that of the committed network. Scores are accuracies or,
-in the family `loss`, relative decreases of the loss. All modes except `escrow` pay J over an episode, minus costs for
-the controller's actions. They differ in when they pay it. docs/rewards.md compares them.
+J is the score minus rent of the whole network, and at the end that of the committed network. All modes except `escrow`
+pay J over an episode, minus costs of actions, and differ in when they pay it. docs/rewards.md compares them.
 """
 
 from __future__ import annotations
@@ -49,8 +47,8 @@ class RewardState(NamedTuple):
     score: dict[Family, Floats]
     """Score of the whole network, ``[E]``; 1 is perfect. In the family loss: 1 - loss / ln(classes); 0 is guessing."""
     contribution: dict[Family, Floats]
-    """How much score the network would lose without the seed in a slot, ``[E, S]``; 0 without a blended seed. In
-    finished episodes only fossils have a contribution, measured with all other seeds present."""
+    """How much score the network would lose without the seed in a slot, ``[E, S]``; 0 without a blended seed and, in
+    finished episodes, without a fossil."""
     rent: dict[RentBasis, Floats]
     """`compute_rent` on the seeds that count, ``[E]``."""
     stage: Int8s
@@ -85,10 +83,9 @@ class RewardInputs(NamedTuple):
 
 
 class RewardSettings(Settings):
-    """Reward of a controller.
+    """Reward of a controller: weights of its terms, in units of the score; only those of the chosen mode are accepted.
 
-    Weights are in units of the score: 0.01 equals one percentage point of accuracy. Only weights of the chosen mode's
-    own terms are accepted.
+    A weight of 0.01 equals one percentage point of accuracy.
     """
 
     rent_on: RentBasis = "parameters"
@@ -184,11 +181,9 @@ def register_reward(
         return {"objective": np.where(inputs.finished, inputs.after.score["accuracy"], 0.0)}
     ```
 
-    The function returns the terms whose sum is a step's reward, by name, ``[E]`` each, in units of the score. The
-    reward of a network must depend only on that network. The term name ``rollback`` is reserved for the governor.
-    ``families`` are the families of scores that the mode supports, and ``weights`` the fields of `RewardSettings` that
-    it uses; other weights are rejected with this mode. Running the same definition again, as in a notebook, replaces
-    it.
+    The function returns the terms whose sum is a step's reward, by name, ``[E]`` each, in units of the score; the name
+    ``rollback`` is the governor's. The reward of a network must depend only on that network. ``weights`` are the fields
+    of `RewardSettings` that the mode reads. The same definition again, as in a notebook, replaces it.
 
     Raises:
         ConfigError: the name is empty, the decorated object is not a function, another function has that name, or a
@@ -248,8 +243,8 @@ def sum_contributions(state: RewardState, settings: RewardSettings) -> Floats:
 def shape_by_potential(before: Floats, after: Floats, finished: Bools) -> Floats:
     """``F = P' - P``, where P' is 0 at the end, so that all advances have been taken back by then.
 
-    Potential-based shaping with discount 1 (Ng, Harada and Russell 1999). It adds up to 0 over an episode, so it does
-    not change the order of returns.
+    Potential-based shaping with discount 1 (Ng, Harada and Russell 1999) adds up to 0 over an episode, so it does not
+    change the order of returns.
     """
     return np.where(finished, 0.0, after) - before
 
@@ -263,11 +258,6 @@ def shape_by_progress(inputs: RewardInputs, settings: RewardSettings) -> Floats:
 def charge_interventions(inputs: RewardInputs, settings: RewardSettings) -> Floats:
     """``-intervention`` for every operation except wait."""
     return -settings.intervention * inputs.acted.astype(np.float64)
-
-
-def charge_shocks(inputs: RewardInputs, settings: RewardSettings) -> Floats:
-    """``-shock * sum over slots of (alpha' - alpha)^2``: 1 for a jump from 0 to 1, 1/3 for a ramp of 3 steps."""
-    return -settings.shock * np.square(inputs.after.alpha - inputs.before.alpha).sum(axis=1)
 
 
 def charge_early_prune(inputs: RewardInputs, settings: RewardSettings) -> Floats:
@@ -286,8 +276,8 @@ _EARLY_PRUNE = ("early_prune", "early_age")
 def pay_outcome(inputs: RewardInputs, settings: RewardSettings) -> RewardTerms:
     """``J' - J``: telescopes to J of the committed network, exactly.
 
-    Known failure: noise of single evaluations affects every step's reward, though not their sum. In the family loss, a
-    controller that moves alpha back and forth gets the same return as one that does not (docs/rewards.md).
+    Known failure: noise of single evaluations affects every step's reward, though not their sum. In the family loss,
+    moving alpha back and forth costs nothing (docs/rewards.md).
     """
     return {"objective": compute_objective(inputs.after, settings) - compute_objective(inputs.before, settings)}
 
@@ -315,7 +305,7 @@ def pay_simplified(inputs: RewardInputs, settings: RewardSettings) -> RewardTerm
     """`pay_sparse`, plus shaping by the progress of all slots, minus the cost of interventions.
 
     Known failure: progress shows that a seed exists, not that it is good; where most seeds are pruned, advances are
-    only noise. Because of the cost of interventions, a policy may learn never to act before it learns anything else.
+    only noise. The cost of interventions may teach a policy never to act before it learns anything else.
     """
     return {
         **pay_sparse(inputs, settings),
@@ -341,7 +331,8 @@ def pay_shaped(inputs: RewardInputs, settings: RewardSettings) -> RewardTerms:
         "attribution": settings.attribution * shape_by_potential(before, after, inputs.finished),
         "progress": shape_by_progress(inputs, settings),
         "intervention": charge_interventions(inputs, settings),
-        "shock": charge_shocks(inputs, settings),
+        # 1 for a jump of alpha from 0 to 1, 1/3 for a ramp of 3 steps
+        "shock": -settings.shock * np.square(inputs.after.alpha - inputs.before.alpha).sum(axis=1),
         "early_prune": charge_early_prune(inputs, settings),
     }
 
@@ -353,8 +344,8 @@ def pay_escrow(inputs: RewardInputs, settings: RewardSettings) -> RewardTerms:
     Payments for seeds that are not fossilized by the end are taken back completely. The return is the fossils'
     contributions minus rent; it never includes what the host learns by itself.
 
-    Known failure: contributions are not J. If two seeds are redundant, neither contributes, so neither is paid. If two
-    seeds only work together, each is paid for the whole gain, which counts it twice.
+    Known failure: contributions are not J. Of two redundant seeds neither is paid; of two that only work together each
+    is paid for the whole gain.
     """
     before, after = sum_contributions(inputs.before, settings), sum_contributions(inputs.after, settings)
     rent = inputs.before.rent[settings.rent_on] - inputs.after.rent[settings.rent_on]
@@ -402,10 +393,7 @@ def group_by_settings(settings: Sequence[RewardSettings]) -> dict[RewardSettings
 
 
 def compute_rewards(inputs: RewardInputs, paid_by: Mapping[RewardSettings, Bools]) -> RewardTerms:
-    """The terms of the rewards, ``[E]`` each, with each environment's own settings.
-
-    ``paid_by`` is the result of `group_by_settings`.
-    """
+    """The terms of the rewards, ``[E]`` each; ``paid_by`` is the result of `group_by_settings`."""
     rewards: RewardTerms = {}
     for settings, rows in paid_by.items():
         terms = MODES[settings.mode].compute(inputs, settings)
@@ -416,7 +404,7 @@ def compute_rewards(inputs: RewardInputs, paid_by: Mapping[RewardSettings, Bools
 
 
 def _require_terms(mode: str, terms: object, shape: tuple[int, ...]) -> None:
-    expected = f"reward mode {mode!r} must give its terms by name, each an array {list(shape)}"
+    expected = f"reward mode {mode!r} must give its terms by name, each an array {list(shape)} of real numbers"
     if not isinstance(terms, Mapping):
         raise ConfigError(f"{expected}, but it gives {type(terms).__name__}")
     if not terms:
@@ -427,10 +415,8 @@ def _require_terms(mode: str, terms: object, shape: tuple[int, ...]) -> None:
         if not isinstance(term, np.ndarray):
             raise ConfigError(f"{expected}, but {name!r} is {type(term).__name__}")
         values = cast("NDArray[Any]", term)
-        if values.shape != shape:
-            raise ConfigError(f"{expected}, but {name!r} is {list(values.shape)}")
-        if values.dtype.kind not in "biuf":
-            raise ConfigError(f"{expected}, of real numbers, but {name!r} is of {values.dtype}")
+        if values.shape != shape or values.dtype.kind not in "biuf":
+            raise ConfigError(f"{expected}, but {name!r} is {list(values.shape)} of {values.dtype}")
 
 
 def sum_reward_terms(terms: RewardTerms) -> Floats:
