@@ -50,8 +50,7 @@ class StepResult:
     terms: RewardTerms
     """The terms that rewards are the sum of, ``[E]`` each, in episodes that had not ended before."""
     finished: Bools
-    """``[E]``: the episode is over, by its horizon, a plateau or a divergence. All of them are observed and part of the
-    problem: termination, not truncation."""
+    """``[E]``: the episode is over, by its horizon, a plateau or a divergence: termination, not truncation."""
     running: Bools
     """``[E]``: the step was part of the episode, which had not ended before."""
     transitions: Transitions
@@ -151,7 +150,7 @@ class Episodes:
         self._config = config
         self.backend = PopulationBackend(self.population, suite, validation, self._newest_examples)
         self.engine = GrowthEngine(self.backend, config)
-        self._facts = _InstanceArrays.of(instances)
+        self._read_instances()
         self._paid_by = group_by_settings(rewards or [OUTCOME] * self.size)
         self._tracker = RewardTracker(suite, self.population, self.instances)
         self.finished: Bools = np.zeros(self.size, np.bool_)
@@ -173,8 +172,8 @@ class Episodes:
 
     def observe(self) -> Observation:
         """The current observations of the controllers, on the CPU."""
-        steps, facts = self.suite.steps, self._facts
-        return self.engine.observe(self.step_index / steps, steps, facts.rent, facts.train_size)
+        steps = self.suite.steps
+        return self.engine.observe(self.step_index / steps, steps, self._rent, self._train_size)
 
     def legal_actions(self) -> ActionMasks:
         """The legal actions of the controllers; in episodes that have ended, only to wait."""
@@ -192,7 +191,7 @@ class Episodes:
         # The decision changes slots at once, and then data drift. Both go by this decision's number, which `apply`
         # advances.
         first_batch = self.step_index % self.suite.steps * self.suite.batches_per_step
-        drifting = running & (self.step_index == self._facts.drift_step)
+        drifting = running & (self.step_index == self._drift_step)
         decided_on = self.population.table
         decision = self.engine.apply(actions, running=running)
         self._drift(drifting)
@@ -249,19 +248,28 @@ class Episodes:
             self.instances[row] = instance
             self._stream.replace(row, self.suite.data(instance, "train"), self._draw_order(instance))
         self._set_validation(rows, [self.suite.data(instance, "validation") for instance in instances])
-        self._facts = _InstanceArrays.of(self.instances)
+        self._read_instances()
         self._tracker.restart(restarted, self.instances)
 
     def final_score(self) -> FinalScore:
         """Score the committed networks on the test data, which are used for nothing else."""
-        phases = (self.step_index >= self._facts.drift_step).astype(int).tolist()
+        phases = (self.step_index >= self._drift_step).astype(int).tolist()
         data = [
             self.suite.data(instance, "test", phase) for instance, phase in zip(self.instances, phases, strict=True)
         ]
         accuracy = self.backend.evaluate_committed(stack_data(data, self.device)).accuracy
         added = self.population.count_seed_parameters(self.population.table.stage == Stage.FOSSILIZED)
-        rent = compute_rent(added, self.population.host_parameters, self._facts.rent)
+        rent = compute_rent(added, self.population.host_parameters, self._rent)
         return FinalScore(accuracy - rent, accuracy, added)
+
+    def _read_instances(self) -> None:
+        """Keep the settings of all instances that steps need, each ``[E]``."""
+        instances = self.instances
+        self._rent: Floats = np.array([instance.rent for instance in instances])
+        self._train_size: Floats = np.array([instance.train_size for instance in instances], float)
+        # Infinity where nothing drifts.
+        drifts = [np.inf if instance.drift_step is None else instance.drift_step for instance in instances]
+        self._drift_step: Floats = np.array(drifts)
 
     def _drift(self, drifting: Bools) -> None:
         """Change the data of the networks ``drifting``, bool ``[E]``."""
@@ -282,24 +290,6 @@ class Episodes:
         rng = numpy_generator(instance.seed, Stream.DATA_ORDER)
         count = self.suite.steps * self.suite.batches_per_step * self.suite.batch_size
         return draw_shuffled_order(instance.train_size, count, rng)
-
-
-@dataclass(frozen=True)
-class _InstanceArrays:
-    """The settings of all instances that steps need, each ``[E]``."""
-
-    rent: Floats
-    train_size: Floats
-    drift_step: Floats
-    """Infinity where nothing drifts."""
-
-    @classmethod
-    def of(cls, instances: Sequence[Instance]) -> _InstanceArrays:
-        return cls(
-            np.array([instance.rent for instance in instances]),
-            np.array([instance.train_size for instance in instances], float),
-            np.array([np.inf if instance.drift_step is None else instance.drift_step for instance in instances]),
-        )
 
 
 def _specify_network(suite: Suite, instance: Instance, fossils: Fossils = ()) -> NetworkSpec:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from itertools import combinations, groupby
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from pydantic import TypeAdapter
@@ -144,8 +144,7 @@ class EvaluationResult:
         )
 
 
-@dataclass(frozen=True)
-class CohortPart:
+class CohortPart(NamedTuple):
     """A controller and the instances on which it runs."""
 
     controller: Controller
@@ -200,19 +199,13 @@ class EvaluationConfig:
         )
 
 
+_OF_A_RUN = tuple(field.name for field in fields(EvaluationConfig) if field.name != "device")
+
+
 def make_evaluation_config(settings: TrainSettings, device: str | None = None) -> EvaluationConfig:
     """The configuration of a training run's episodes, on the run's first device unless ``device`` is given."""
-    return EvaluationConfig(
-        suite=settings.suite,
-        rules=settings.rules,
-        growth=settings.growth,
-        device=settings.devices[0] if device is None else device,
-        deterministic=settings.deterministic,
-        networks_per_pass=settings.networks_per_pass,
-        examples_per_pass=settings.examples_per_pass,
-        bf16=settings.bf16,
-        strategy=settings.strategy,
-    )
+    own = {name: getattr(settings, name) for name in _OF_A_RUN}
+    return EvaluationConfig(**own, device=device or settings.devices[0])
 
 
 @dataclass(frozen=True)
@@ -232,18 +225,18 @@ class CohortTask(DeviceTask):
 @explain_device_errors()
 def evaluate_cohort(task: CohortTask) -> list[EvaluationResult]:
     """Run all parts, each with its controller, whose random choices depend only on the instance's random seed."""
-    instances = [instance for part in task.parts for instance in part.instances]
-    episodes = task.config.create_episodes(instances)
-    ends = np.cumsum([len(part.instances) for part in task.parts]).tolist()
-    part_rows = [slice(end - len(part.instances), end) for part, end in zip(task.parts, ends, strict=True)]
+    parts = task.parts
+    episodes = task.config.create_episodes([instance for part in parts for instance in part.instances])
+    ends = np.cumsum([len(part.instances) for part in parts]).tolist()
+    part_rows = [slice(end - len(part.instances), end) for part, end in zip(parts, ends, strict=True)]
 
     # All networks take their steps together; each controller decides for the rows of its part.
     recorder = EpisodeRecorder(episodes)
-    states = [part.controller.start([instance.seed for instance in part.instances]) for part in task.parts]
+    states = [part.controller.start([instance.seed for instance in part.instances]) for part in parts]
     while not episodes.finished.all():
         observation, masks = episodes.observe(), episodes.legal_actions()
         actions: list[Actions] = []
-        for index, (part, rows) in enumerate(zip(task.parts, part_rows, strict=True)):
+        for index, (part, rows) in enumerate(zip(parts, part_rows, strict=True)):
             part_observation = Observation(*(features[rows] for features in observation))
             action, states[index] = part.controller.act(part_observation, masks.rows(rows), states[index])
             actions.append(action)
@@ -257,7 +250,7 @@ def evaluate_cohort(task: CohortTask) -> list[EvaluationResult]:
     host_parameters: list[int] = episodes.population.host_parameters.tolist()
     records = [
         make_result(part.controller.name, instance, final, row, host_parameters[row])
-        for part, rows in zip(task.parts, part_rows, strict=True)
+        for part, rows in zip(parts, part_rows, strict=True)
         for row, instance in enumerate(part.instances, start=rows.start)
     ]
     return [EvaluationResult(records[rows], [log.select_rows(rows)], shapley[rows]) for rows in part_rows]
@@ -266,11 +259,9 @@ def evaluate_cohort(task: CohortTask) -> list[EvaluationResult]:
 def attribute_kept_seeds(episodes: Episodes, method: ShapleyMethod) -> list[SeedShapley]:
     """Shapley values of the kept seeds of finished episodes, on the validation data of their last phase.
 
-    They are only reported, so they use no test data and affect nothing. On suites whose objective is the loss, they are
-    fractions of the loss of guessing.
+    They are in units of the suite's objective: accuracy, or the loss as a fraction of the loss of guessing.
     """
     population, suite = episodes.population, episodes.suite
-    # In units of the suite's objective: accuracy, or the loss as a fraction of the loss of guessing.
     rng = np.random.default_rng(_COALITION_ORDERS) if method == "orders" else None
     attribution = attribute_networks(population, episodes.validation, rng, select_committed(population))
     metric, unit = (ACCURACY, 1.0) if suite.objective == "accuracy" else (LOSS, suite.chance_loss)
@@ -319,15 +310,13 @@ def split_into_cohorts(
     *,
     shapley: ShapleyMethod | None = None,
 ) -> list[CohortTask]:
-    """Split the evaluation of every controller on every instance into tasks.
+    """Split the evaluation of every controller on every instance into tasks of about `COHORT` networks.
 
-    With fewer instances than `COHORT`, a cohort combines the parts of several consecutive controllers if these need the
-    same promises.
+    Consecutive controllers share a cohort if few instances leave room, and the same promises are measured for them.
     """
     size = min(COHORT, len(instances))
     parts_per_cohort = max(COHORT // size, 1)
     tasks: list[CohortTask] = []
-    # Only controllers for which the same promises are measured can share a population.
     for shared_config, neighbours in groupby(controllers, config.for_controller):
         parts = [
             CohortPart(controller, instances[start : start + size])
@@ -342,8 +331,7 @@ def split_into_cohorts(
 
 
 def join_cohorts(controllers: int, cohorts: Sequence[Sequence[EvaluationResult]]) -> list[EvaluationResult]:
-    """Join the results of cohorts by controller, where ``controllers`` is the number of controllers."""
-    # Every controller has the same number of parts, which are consecutive.
+    """Join the results of cohorts by controller: each of them has the same number of parts, one after the other."""
     results = [result for cohort in cohorts for result in cohort]
     count = len(results) // controllers
     return [

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
@@ -44,41 +44,33 @@ def extend_history(history: UpdateHistory, update: Figures) -> UpdateHistory:
 class Anomaly(StrEnum):
     """A sign of an unhealthy update."""
 
-    NON_FINITE = "non-finite"
-    RATIO = "ratio"
-    KL = "kl"
-    CLIPPED = "clipped"
-    GRADIENT = "gradient"
-    ENTROPY = "entropy"
-    ENTROPY_FALL = "entropy fall"
-    STARVED = "starved"
-    SHORT_UPDATES = "short updates"
-    EXPLAINED_VARIANCE = "explained variance"
+    NON_FINITE = "non-finite", "a loss or gradient was not finite, the update was abandoned"
+    RATIO = "ratio", "the policy that learns differs from the one that acted before its first step"
+    KL = "kl", "one optimizer step moved the policy far beyond the target"
+    CLIPPED = "clipped", "nearly all probability ratios left the clip range: lower the learning rate"
+    GRADIENT = "gradient", "the head had choices, but no gradient: it does not learn"
+    ENTROPY = "entropy", "the choice has become nearly certain: the policy may have stopped exploring"
+    ENTROPY_FALL = "entropy fall", "the choice has quickly become more certain: the policy may stop exploring"
+    STARVED = "starved", "the head hardly had a choice any more: it cannot learn"
+    SHORT_UPDATES = (
+        "short updates",
+        "one optimizer step after the other is too long for target_kl: lower the learning rate",
+    )
+    EXPLAINED_VARIANCE = "explained variance", "the value function predicts worse than a constant"
 
-    @property
-    def meaning(self) -> str:
-        """A sentence for a person."""
-        return _MEANINGS[self]
+    meaning: str
+    """A sentence for a person."""
+
+    def __new__(cls, name: str, meaning: str) -> Self:
+        """A member of this name."""
+        member = str.__new__(cls, name)
+        member._value_, member.meaning = name, meaning
+        return member
 
     @property
     def harms(self) -> bool:
         """Whether the update caused the anomaly, so that undoing it helps; other anomalies describe the policy."""
-        return self in _HARMFUL
-
-
-_MEANINGS = {
-    Anomaly.NON_FINITE: "a loss or gradient was not finite, the update was abandoned",
-    Anomaly.RATIO: "the policy that learns differs from the one that acted before its first step",
-    Anomaly.KL: "one optimizer step moved the policy far beyond the target",
-    Anomaly.CLIPPED: "nearly all probability ratios left the clip range: lower the learning rate",
-    Anomaly.GRADIENT: "the head had choices, but no gradient: it does not learn",
-    Anomaly.ENTROPY: "the choice has become nearly certain: the policy may have stopped exploring",
-    Anomaly.ENTROPY_FALL: "the choice has quickly become more certain: the policy may stop exploring",
-    Anomaly.STARVED: "the head hardly had a choice any more: it cannot learn",
-    Anomaly.SHORT_UPDATES: "one optimizer step after the other is too long for target_kl: lower the learning rate",
-    Anomaly.EXPLAINED_VARIANCE: "the value function predicts worse than a constant",
-}
-_HARMFUL = frozenset({Anomaly.NON_FINITE, Anomaly.RATIO, Anomaly.KL, Anomaly.CLIPPED})
+        return self in (Anomaly.NON_FINITE, Anomaly.RATIO, Anomaly.KL, Anomaly.CLIPPED)
 
 
 @dataclass(frozen=True)
@@ -139,28 +131,29 @@ def find_anomalies(history: UpdateHistory, target_kl: float) -> tuple[Alarm, ...
     update, limits = history[-1], THRESHOLDS
     alarms: list[Alarm] = []
 
-    def require_at_most(bound: float, anomaly: Anomaly, figure: str, head: str | None = None) -> None:
-        if update[figure] > bound:
+    def require(ok: bool, anomaly: Anomaly, figure: str, bound: float, head: str | None = None) -> None:
+        if not ok:
             alarms.append(Alarm(anomaly, figure, update[figure], bound, head))
 
+    def require_at_most(bound: float, anomaly: Anomaly, figure: str, head: str | None = None) -> None:
+        require(not update[figure] > bound, anomaly, figure, bound, head)
+
     def require_at_least(bound: float, anomaly: Anomaly, figure: str, head: str | None = None) -> None:
-        if update[figure] < bound:
-            alarms.append(Alarm(anomaly, figure, update[figure], bound, head))
+        require(not update[figure] < bound, anomaly, figure, bound, head)
 
     # The update as a whole.
     require_at_least(1.0, Anomaly.NON_FINITE, "finite")
     unbounded = [name for name, number in update.items() if not math.isfinite(number)]
     if update["finite"] and unbounded:
-        alarms.append(Alarm(Anomaly.NON_FINITE, unbounded[0], update[unbounded[0]], math.inf))
+        require(False, Anomaly.NON_FINITE, unbounded[0], math.inf)
     require_at_most(limits.ratio_deviation, Anomaly.RATIO, "first_ratio_deviation")
     require_at_most(limits.kl_targets * target_kl, Anomaly.KL, "kl")
     require_at_least(limits.explained_variance, Anomaly.EXPLAINED_VARIANCE, "explained_variance")
     # One short update is chance; several in a row mean that the step size is too large.
     recent = history[-limits.short_updates :]
-    if len(recent) == limits.short_updates and all(
-        one["stopped_early"] and one["optimizer_steps"] <= limits.short_steps for one in recent
-    ):
-        alarms.append(Alarm(Anomaly.SHORT_UPDATES, "optimizer_steps", update["optimizer_steps"], limits.short_steps))
+    short = [one["stopped_early"] and one["optimizer_steps"] <= limits.short_steps for one in recent]
+    always_short = len(short) == limits.short_updates and all(short)
+    require(not always_short, Anomaly.SHORT_UPDATES, "optimizer_steps", limits.short_steps)
 
     # Each head, by the same bounds, over the updates in which it had a choice.
     for name, share in update.items():

@@ -254,8 +254,8 @@ class EpisodeRecorder:
 
     def _record_steps(self, result: StepResult, policy: PolicyStep | None) -> Iterator[Event]:
         """The decisions, with what only a population knows: rewards, J, and the policy's estimates."""
-        population, table, decisions = self._episodes.population, self._episodes.population.table, self._decisions
-        added = population.count_seed_parameters(table.blended) / population.host_parameters
+        population, decisions = self._episodes.population, self._decisions
+        added = population.count_seed_parameters(population.table.blended) / population.host_parameters
         terms = {name: decisions.round(term) for name, term in result.terms.items()}
         estimates: dict[str, list[Any]] = {}
         if policy is not None:
@@ -280,25 +280,19 @@ class EpisodeRecorder:
         ended = (result.running & result.finished).nonzero()[0].tolist()
         if not ended:
             return
-        population, table, blueprints = (
-            self._episodes.population,
-            self._episodes.population.table,
-            self._episodes.suite.blueprints,
-        )
+        population, blueprints = self._episodes.population, self._episodes.suite.blueprints
+        table = population.table
         kept = table.stage == Stage.FOSSILIZED
         committed = population.count_seed_parameters(kept) / population.host_parameters
         for row in ended:
-            fossils: list[bool] = kept[row].tolist()
-            indices: list[int] = table.blueprint[row].tolist()
+            committed_blueprints = zip(table.blueprint[row].tolist(), kept[row].tolist(), strict=True)
             yield EpisodeEnded(
                 **self._place(row),
                 objective=float(result.potential[row]),
                 accuracy=float(result.reward_inputs.after.score["accuracy"][row]),
                 added=float(committed[row]),
                 paid=float(self._paid[row]),
-                kept=tuple(
-                    blueprints[index] if fossil else None for index, fossil in zip(indices, fossils, strict=True)
-                ),
+                kept=tuple(blueprints[index] if fossil else None for index, fossil in committed_blueprints),
             )
 
     def finish(self) -> EpisodeLog:

@@ -54,9 +54,8 @@ _STOP_SIGNALS = {signal.SIGINT, signal.SIGTERM}
 def prepare_process() -> None:
     """Limit this process to one thread, and keep freed memory for the next step.
 
-    With several threads, the order of a sum, and so its rounding, depends on the machine. Memory is kept because
-    training constantly allocates and frees large blocks. By default glibc returns each to the system and gets it back
-    by page faults, which takes a tenth of the time of training, and a fifth of that of validation.
+    With several threads, the rounding of sums depends on the machine. Memory that glibc returned to the system comes
+    back by page faults, a tenth of the time of training and a fifth of that of validation.
     """
     torch.set_num_threads(1)
     if platform.libc_ver()[0] == "glibc":
@@ -178,9 +177,8 @@ class Workers(ABC):
 class LocalWorkers(Workers):
     """Computes tasks in at most one process per core, or in this process if one is enough.
 
-    A process computes on the CPU and at most one other device, because a CUDA context permanently takes hundreds of MB
-    of the device's memory. Creating these workers limits this process to one thread, so that its own results are the
-    same on every machine, too.
+    A process computes on the CPU and at most one other device, as a CUDA context takes hundreds of MB of its memory for
+    good. Creating these workers limits this process to one thread, so that its own results are the same everywhere.
     """
 
     def __init__(self, max_tasks: int) -> None:
@@ -208,7 +206,6 @@ class LocalWorkers(Workers):
         return next((place for place, (_, task) in enumerate(waiting) if find_device(task) in opened), 0)
 
     def _submit(self, function: Callable[[Task], Any], task: Task) -> Future[Any]:
-        # Without other processes, the task is computed immediately in this one.
         if self._folder is None:
             computed = Future[Any]()
             computed.set_result(function(task))
@@ -422,10 +419,7 @@ def find_device(task: object) -> str:
 
 @contextmanager
 def explain_device_errors() -> Generator[None]:
-    """Context manager that turns errors of the device into a RunError with advice.
-
-    These are a lack of memory, and operations that are not deterministic, for which torch has no type of error.
-    """
+    """Context manager that turns a lack of memory, and of a deterministic kernel, into a RunError with advice."""
     try:
         yield
     except torch.OutOfMemoryError as error:
