@@ -20,6 +20,7 @@ from esper.dash.run_view import (
 )
 from esper.errors import EsperError, RunError, plural
 from esper.lifecycle.actions import ALPHA_SPEEDS, ALPHA_TARGETS, TEMPOS, Blend, Curve
+from esper.rl.ppo import FIGURES
 from esper.runs.events import (
     AnomalyRaised,
     EpisodeEnded,
@@ -36,7 +37,7 @@ from esper.runs.events import (
 )
 from esper.runs.reader import SCORE, EventRecord, RunMetric, RunReader, describe_contributions
 from esper.runs.run_directory import RunDirectory, progress_metric, read_progress
-from esper.train.iteration import LEVELS
+from esper.train.iteration import LEVELS, UPDATE
 from esper.train.results import read_verdicts
 
 PAGE = 100
@@ -229,7 +230,7 @@ def describe_model(reader: RunReader) -> dict[str, Any]:
 
 
 def describe_learning(reader: RunReader) -> dict[str, Any]:
-    """All scalars by iteration, the baselines' levels on the probe instances, and anomalies."""
+    """All scalars by iteration, the baselines' levels on the probe instances, anomalies, and what figures mean."""
     cursor, metadata = reader.last_id(), reader.metadata()
     figures: dict[str, dict[int, float | None]] = {}
     iterations: set[int] = set()
@@ -247,6 +248,7 @@ def describe_learning(reader: RunReader) -> dict[str, Any]:
         "iterations": ordered,
         "series": {name: [values.get(iteration) for iteration in ordered] for name, values in sorted(figures.items())},
         "anomalies": [read_payload(text) for (text,) in anomalies],
+        "meanings": {f"{UPDATE}{name}": meaning for name, meaning in FIGURES.items()},
     }
 
 

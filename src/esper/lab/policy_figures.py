@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import cycle
 from pathlib import Path
+from textwrap import fill
 from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
@@ -39,7 +40,7 @@ from esper.lab.exhibit import Column, Exhibit, Figure, Files, Query, Row, Table,
 from esper.lab.experiment import ARMS
 from esper.lab.standings import describe_basis, name_instances, standings_columns, standings_rows
 from esper.lifecycle.table import Stage
-from esper.rl.ppo import KL_STOP
+from esper.rl.ppo import FIGURES, KL_STOP
 from esper.runs.reader import J_MEANING, SCORE_MEANING
 from esper.tasks.suite import Split
 from esper.train.iteration import BY_REWARD, LEVELS
@@ -158,20 +159,22 @@ class Gauge(NamedTuple):
 
     name: str
     series: str
-    meaning: str
+    meaning: str = ""
+    """Empty: that of the update's figure."""
     levels: tuple[float, ...] = ()
     """Levels drawn as lines to compare with."""
 
 
 KL = "ppo/kl"
 _GAUGES_ACROSS = 3
+_MEANING_WIDTH = 34
 GAUGES = (
-    Gauge("entropy", "ppo/entropy", "1: the policy decides at random\n0: it no longer explores"),
-    Gauge("operation's entropy", "ppo/head_entropy/op", "of the choice of\noperation alone"),
-    Gauge("KL divergence", KL, "change of the policy per update\ndashed: the update stops early"),
-    Gauge("explained variance", "ppo/explained_variance", "1: the value function\npredicts the returns", (0.0,)),
-    Gauge("clipped share", "ppo/clip_fraction", "of decisions whose probability\nratio left the clip range"),
-    Gauge("gradient norm", "ppo/gradient_norm", "before clipping"),
+    Gauge("entropy", "ppo/entropy"),
+    Gauge("operation's entropy", "ppo/head_entropy/op"),
+    Gauge("KL divergence", KL),
+    Gauge("explained variance", "ppo/explained_variance", levels=(0.0,)),
+    Gauge("clipped share", "ppo/clip_fraction"),
+    Gauge("gradient norm", "ppo/gradient_norm"),
     Gauge("accuracy", "accuracy", "validation, at the end\nof the episodes"),
     Gauge("growth", "added", "committed parameters\nrelative to the host's"),
     Gauge("waiting", "operations/wait", "share of decisions"),
@@ -194,7 +197,7 @@ def health_figure(target_kl: float) -> Figure:
 def exhibit_health(store: Path, target_kl: float, rollbacks: Mapping[str, int]) -> Exhibit:
     """The `health_figure` of a run; ``rollbacks`` counts the governor's rollbacks by their cause."""
     (figure,) = run_queries(store, [health_figure(target_kl)])
-    caption = "Health of the policy's updates, by iteration"
+    caption = "Health of the policy's updates, by iteration; dashed: the KL divergence at which an update ends early"
     if anomalies := Counter(row["name"] for row in figure.rows if row["kind"] == "anomaly"):
         counts = [f"{name} ({number})" for name, number in sorted(anomalies.items())]
         caption += f"; ticks at the bottom mark iterations with an anomaly: {', '.join(counts)}. "
@@ -222,7 +225,8 @@ def _draw_health(kl_stop: float, canvas: Canvas, rows: Sequence[Row]) -> None:
         curve = series[gauge.series]
         plot_curve(axes, curve, "iteration", color=BLUE)
         axes.set_title(gauge.name, fontweight="bold", pad=18)
-        axes.text(0, 1.05, gauge.meaning, transform=axes.transAxes, color=SOFT, fontsize=LABEL_SIZE - 0.5)
+        meaning = gauge.meaning or fill(FIGURES[gauge.series.split("/")[1]], _MEANING_WIDTH)
+        axes.text(0, 1.05, meaning, transform=axes.transAxes, color=SOFT, fontsize=LABEL_SIZE - 0.5)
         axes.locator_params(axis="y", nbins=4)
         set_integer_axis(axes, "")
         for iteration in anomalies:

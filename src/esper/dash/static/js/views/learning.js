@@ -16,23 +16,22 @@ const FOLLOWED = { record: "recorded", skip: "update undone, learning rate halve
 
 const named = (...pairs) => pairs.map(([name, label]) => ({ name, label }));
 
-/** Charts of fixed figures. */
+/** Charts of fixed figures; those of an update without a note have the meaning of their figure. */
 const CHARTS = [
   ["Score", `${J_MEANING} Exploring: the mean over an iteration's networks. On probes: the greedy policy on fixed training problems, where the dashed lines are the baselines.`,
     named(["objective", "J, exploring"], ["probe_score", "policy on probes"]), { levels: true, height: 290 }],
-  ["Approximate KL divergence", "Change of the policy per update.", named(["ppo/kl", "KL"])],
-  ["Clip fraction", "Share of decisions whose probability ratio left the clip range.", named(["ppo/clip_fraction", "clipped"])],
-  ["Explained variance", "1: the value head predicts the returns; 0 or less: it does not.",
-    named(["ppo/explained_variance", "explained variance"])],
-  ["Gradient norm", "Over all parameters, before clipping.", named(["ppo/gradient_norm", "gradient norm"])],
+  ["Approximate KL divergence", null, named(["ppo/kl", "KL"])],
+  ["Clip fraction", null, named(["ppo/clip_fraction", "clipped"])],
+  ["Explained variance", null, named(["ppo/explained_variance", "explained variance"])],
+  ["Gradient norm", null, named(["ppo/gradient_norm", "gradient norm"])],
   ["Losses", "Of the policy and of the value head.", named(["ppo/policy_loss", "policy"], ["ppo/value_loss", "value"])],
-  ["Entropy", "Mean over the heads that had a choice. 1: random; 0: certain.", named(["ppo/entropy", "entropy"])],
+  ["Entropy", null, named(["ppo/entropy", "entropy"])],
 ];
 
 /** Charts of figures that have a common beginning. */
 const GROUPS = [
-  ["Entropy per head", "1: random; 0: certain.", ENTROPIES],
-  ["Gradient norm per part of the policy", "Before clipping.", GRADIENTS],
+  ["Entropy per head", null, ENTROPIES],
+  ["Gradient norm per part of the policy", null, GRADIENTS],
   ["J by reward", "Mean over the networks with this reward.", REWARDS],
   ["J by family of problems", "Mean over an iteration's networks.", FAMILIES],
   ["Operations", "Share of all decisions.", "operations/"],
@@ -75,7 +74,7 @@ class LearningView {
         .filter(({ name }) => data.series[name])
         .map(({ name, label }) => ({ label, values: data.series[name], points: name === "probe_score" }));
       const levels = options.levels ? levelsOf(data.baselines) : [];
-      this.chart(title, note, { height: options.height, wide: Boolean(options.height) })
+      this.chart(title, note ?? meaning(data, figures[0].name), { height: options.height, wide: Boolean(options.height) })
         .update({ x: data.iterations, lines, levels, marks });
     }
     this.showAnomalies(data);
@@ -126,6 +125,11 @@ class LearningView {
   close() {
     for (const chart of this.charts.values()) chart.close();
   }
+}
+
+function meaning(data, name) {
+  const text = data.meanings[name.split("/", 2).join("/")];
+  return `${text[0].toUpperCase()}${text.slice(1)}.`;
 }
 
 function levelsOf(baselines) {
