@@ -98,18 +98,6 @@ def test_without_a_governor_the_network_is_lost_and_no_other() -> None:
     assert lost == [False, True, False]
 
 
-def test_a_learning_rate_that_explodes_ends_the_episode_in_its_last_good_state() -> None:
-    chosen = instances(3)
-    chosen[ILL] = replace(chosen[ILL], learning_rate=1e30)
-    running = Episodes(ShortSuite(), chosen, QUICK)
-    results = play(running)
-    assert np.any([result.intervention.rows for result in results], axis=0).nonzero()[0].tolist() == [ILL]
-    last_decision = [int(np.argmax([result.finished[network] for result in results])) for network in range(3)]
-    assert last_decision[ILL] < min(last for network, last in enumerate(last_decision) if network != ILL)
-    assert running.finished.all()
-    assert running.population.host.values.isfinite().all()
-
-
 @pytest.mark.parametrize("reward", ["outcome", "sparse"])
 def test_every_trouble_costs_its_penalty_and_nothing_else_is_lost(reward: str) -> None:
     running = spoilt(reward=reward)

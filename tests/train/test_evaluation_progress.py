@@ -134,7 +134,7 @@ def test_what_was_played_is_taken_over_exactly(folder: Path, tasks: list[CohortT
 def shorter(tasks: list[CohortTask]) -> list[CohortTask]:
     """The same with an instance less."""
     part = tasks[0].parts[0]
-    return [replace(tasks[0], parts=[replace(part, instances=part.instances[:2])]), tasks[1]]
+    return [replace(tasks[0], parts=[part._replace(instances=part.instances[:2])]), tasks[1]]
 
 
 def test_whatever_changes_makes_what_was_played_stale(folder: Path, tasks: list[CohortTask]):

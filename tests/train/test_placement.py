@@ -131,18 +131,6 @@ def test_every_gpu_task_has_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch
     assert len({process for process, _ in on_cpu}) < 6
 
 
-def test_the_cpu_named_twice_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.cpu_count", lambda: 1)
-    found: list[dict[str, torch.Tensor]] = []
-    for number, devices in enumerate(("cpu", "[cpu, cpu]")):
-        settings = tiny("iterations=1", "shards=2", f"devices={devices}")
-        with started(tmp_path / str(number), settings) as trainer:
-            trainer.train(ignore)
-            found.append(trainer.learner.state_tensors())
-    assert found[0].keys() == found[1].keys()
-    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
-
-
 def test_a_policy_elsewhere_makes_one_transfer_per_decision_and_its_rollout_comes_back() -> None:
     settings = tiny("environments=4", "shards=1", "policy.advice=null")
     with FarAway() as far:
@@ -216,19 +204,6 @@ def test_a_policy_learns_on_another_device_what_it_learns_on_the_cpu(tmp_path: P
             found.append({name: value.cpu() for name, value in running.learner.state_tensors().items()})
     for name, value in found[0].items():
         torch.testing.assert_close(value, found[1][name], rtol=1e-3, atol=1e-4, msg=name)
-
-
-def test_what_is_fetched_is_what_was_decided() -> None:
-    settings = tiny()
-    policy = create_policy(settings)
-    running = Episodes(get_suite("short"), sample_instances(settings, 0, 0), settings.rules)
-    result = collect_rollout(task(settings))
-    rollout = result.rollout
-    state = policy.initial_state(running.size)
-    again = policy.evaluate(rollout.observations, rollout.masks, rollout.actions, state)
-    torch.testing.assert_close(again.chosen_log_prob, rollout.chosen_log_prob, atol=1e-5, rtol=0)
-    torch.testing.assert_close(again.value, rollout.value, atol=1e-5, rtol=1e-5)
-    assert rollout.actions.dtype == torch.int64
 
 
 def test_a_policy_that_learned_with_bf16_is_loaded_without(tmp_path: Path) -> None:

@@ -23,7 +23,6 @@ from esper.runs.events import (
     PPOUpdated,
     RunEnded,
     RunFailed,
-    RunInterrupted,
     RunResumed,
     RunStarted,
 )
@@ -106,30 +105,6 @@ def test_a_resumed_run_equals_one_that_never_stopped(
     assert figures(path) == figures(whole_path)
     assert history(path) == history(whole_path)
     assert len(history(path)["updates"]) == 4
-
-
-def test_ctrl_c_ends_the_run_with_a_checkpoint_wherever_it_is(tmp_path: Path):
-    with started(tmp_path / "run", SETTINGS) as trainer, pytest.raises(KeyboardInterrupt):
-        trainer.train(at(1, press_ctrl_c))
-    with resumed(tmp_path / "run") as trainer:
-        assert trainer.done == 1
-        kinds = [record.type for record in trainer.store.records()]
-        assert trainer.store.events(RunInterrupted)[0].iteration == 1
-    assert RunEnded.name not in kinds
-    assert kinds.index(RunStarted.name) < kinds.index(RunInterrupted.name)
-
-
-def test_ctrl_c_works_as_ever_after_training(uninterrupted: tuple[Path, object]):
-    with pytest.raises(KeyboardInterrupt):
-        press_ctrl_c()
-
-
-def test_a_run_that_was_killed_at_once_begins_anew_from_its_untrained_policy(tmp_path: Path):
-    with started(tmp_path / "run", SETTINGS) as trainer:
-        untrained = learned(trainer)
-    with resumed(tmp_path / "run") as trainer:
-        assert trainer.done == 0
-        assert all(torch.equal(learned(trainer)[name], tensor) for name, tensor in untrained.items())
 
 
 def test_the_store_tells_the_whole_history(uninterrupted: tuple[Path, object]):
@@ -227,14 +202,6 @@ def test_an_update_learns_from_thousands_of_decisions_by_default():
 def test_learning_changes_every_weight_of_the_policy(tmp_path: Path):
     changed = weights_changed(tmp_path / "run")
     assert [name for name, moved in changed.items() if not moved] == []
-
-
-@pytest.mark.landing
-def test_without_a_step_size_only_the_scale_of_values_changes(tmp_path: Path):
-    """The value head's last layer is rescaled together with the statistics of returns."""
-    changed = weights_changed(tmp_path / "run", "ppo.learning_rate=1e-20", "ppo.final_learning_rate=1e-20")
-    moved = {name for name, moved in changed.items() if moved}
-    assert moved == {"value_head.output.weight", "value_head.output.bias"}
 
 
 @pytest.mark.landing

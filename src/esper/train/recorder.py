@@ -285,14 +285,16 @@ class EpisodeRecorder:
         kept = table.stage == Stage.FOSSILIZED
         committed = population.count_seed_parameters(kept) / population.host_parameters
         for row in ended:
-            committed_blueprints = zip(table.blueprint[row].tolist(), kept[row].tolist(), strict=True)
+            indices: list[int] = table.blueprint[row].tolist()
             yield EpisodeEnded(
                 **self._place(row),
                 objective=float(result.potential[row]),
                 accuracy=float(result.reward_inputs.after.score["accuracy"][row]),
                 added=float(committed[row]),
                 paid=float(self._paid[row]),
-                kept=tuple(blueprints[index] if fossil else None for index, fossil in committed_blueprints),
+                kept=tuple(
+                    blueprints[index] if fossil else None for index, fossil in zip(indices, kept[row], strict=True)
+                ),
             )
 
     def finish(self) -> EpisodeLog:
