@@ -304,12 +304,6 @@ def test_the_log_opens_on_what_matters(browser: Browser, address: str, folder: P
     delete(folder / "logged")
 
 
-def test_the_log_of_a_chosen_type_shows_all_of_it(browser: Browser, address: str):
-    with opened(browser, f"{address}#/events?run=second&type=episode_ended") as page:
-        expect(page.locator(".log li")).to_have_count(3 * 2)
-        expect(page.get_by_label("All events")).to_be_checked()
-
-
 def test_runs_are_listed_sorted_and_filtered_by_the_address(browser: Browser, address: str, alone: Path):
     with opened(browser, address) as page:
         names = page.locator(".runs tbody td:first-child")

@@ -81,12 +81,11 @@ STUDY = "study.db"
 GROWER = "esper.Grower"
 """Maker of the runs of models that grow in a user's training loop."""
 RUN_ADVICE = f"give the directory of a run of `esper train` or `{GROWER}`"
-_USES = {
-    "esper train": "it holds a controller, which `esper evaluate {run}` compares",
-    GROWER: "it records a model that grew in a training loop, which `esper report {run}` shows; go on with it in that "
-    "loop, and export its model there by esper.growth.export.export",
-}
-"""What a run can be used for, by the program that made it."""
+_USE = (
+    "it records a model that grew in a training loop, which `esper report {run}` shows; go on with it in that "
+    "loop, and export its model there by esper.growth.export.export"
+)
+"""What a run of a `Grower` can be used for."""
 
 
 class _Child:
@@ -156,9 +155,9 @@ class RunDirectory:
     def open_training_run(cls, path: Path) -> Self:
         """Open the directory of a run of `esper train`."""
         run = cls.open(path, f"give the directory of a run of `{cls.command}`")
-        maker = run.find_maker()
-        if maker != cls.command and maker in _USES:
-            raise RunError(f"{path} is a run of `{maker}`, and not of `{cls.command}`: {run.describe_use(maker)}")
+        if run.is_grown():
+            use = _USE.format(run=shlex.quote(str(path)))
+            raise RunError(f"{path} is a run of `{GROWER}`, and not of `{cls.command}`: {use}")
         return run
 
     def require_empty(self) -> None:
@@ -169,26 +168,19 @@ class RunDirectory:
             if is_empty_folder or is_lock or child.name.endswith(TEMPORARY_SUFFIX):
                 continue
             # If it contains a run, say what can be done with it.
-            advice = ""
+            advice, quoted = "", shlex.quote(str(self.path))
             if self.config.is_file() and self.has_store:
-                maker = self.find_maker()
-                if maker == self.command:
-                    advice = f", or go on with `{self.command} --resume {shlex.quote(str(self.path))}`"
-                elif maker in _USES:
-                    advice = f"; this is a run of `{maker}`: {self.describe_use(maker)}"
+                advice = f", or go on with `{self.command} --resume {quoted}`"
+                if self.is_grown():
+                    advice = f"; this is a run of `{GROWER}`: {_USE.format(run=quoted)}"
             raise RunError(f"{self.path} is not empty: choose a new directory{advice}")
 
-    def find_maker(self) -> str:
-        """What made the run, `esper train` or `esper.Grower`; `esper train` if the run was killed at its start."""
+    def is_grown(self) -> bool:
+        """Whether the run is of a `Grower`; not if it was killed at its start."""
         if not self.has_store:
-            return self.command
+            return False
         with RunReader.open(self.store) as reader:
-            command = reader.metadata().get("command", "train")
-        return GROWER if command == "grow" else f"esper {command}"
-
-    def describe_use(self, maker: str) -> str:
-        """What the run can be used for, as the end of a sentence."""
-        return _USES[maker].format(run=shlex.quote(str(self.path)))
+            return reader.metadata().get("command") == "grow"
 
     def locked(self, what: str) -> AbstractContextManager[None]:
         """Context manager that locks the run for writing; `what` is the running command, for others' messages."""
@@ -202,9 +194,6 @@ class RunDirectory:
     def has_store(self) -> bool:
         """Whether there is a store. A run that was killed at its start may have none, or an empty file."""
         return self.store.is_file() and self.store.stat().st_size > 0
-
-
-# How far a run has come.
 
 
 class RunState(StrEnum):
