@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from esper.cli import main
-from esper.dash.progress import TrainingView
+from esper.dash.progress import TrainingProgress
 from esper.runs.events import RunEnded, RunResumed
 from esper.runs.reader import RunReader
 from esper.runs.run_directory import RunDirectory
@@ -114,13 +114,13 @@ def test_a_run_gets_a_directory_of_its_own(tmp_path: Path, monkeypatch: pytest.M
 
 def test_ctrl_c_leaves_a_run_that_can_be_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture):
     path = tmp_path / "my run"
-    show = TrainingView.add_iteration
+    show = TrainingProgress.add
 
-    def show_and_press(view: TrainingView, iteration: Iteration) -> None:
+    def show_and_press(view: TrainingProgress, iteration: Iteration) -> None:
         show(view, iteration)
         os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(TrainingView, "add_iteration", show_and_press)
+    monkeypatch.setattr(TrainingProgress, "add", show_and_press)
     assert main(["train", "--run-dir", str(path), *options("iterations=2")]) == 130
     assert capsys.readouterr().out.splitlines()[-1] == f"resume with: esper train --resume '{path}'"
     assert Checkpoints(path / "checkpoints").iterations() == [0, 1]

@@ -20,7 +20,6 @@ from esper.dash.progress import (
     PACE_WINDOW,
     RECENT,
     TrainingProgress,
-    TrainingView,
     moving_average,
     sparkline,
 )
@@ -53,7 +52,7 @@ def drawn(progress: TrainingProgress, width: int) -> list[str]:
 
 
 def progress_of(count: int, total: int = 40, **update: object) -> TrainingProgress:
-    progress = TrainingProgress(total, levels=LEVELS, clock=Clock())
+    progress = TrainingProgress(Console(), total, levels=LEVELS, clock=Clock())
     for number in range(1, count + 1):
         probe = 0.655 if number == 20 else None
         progress.add(iteration(number, total, objective=0.5 + 0.005 * number, probe=probe, **update))
@@ -91,8 +90,8 @@ def test_controllers_stand_in_order_of_their_scores():
 
 
 def test_before_the_baselines_are_known_and_before_the_first_iteration():
-    assert "finding the baselines' level" in "\n".join(drawn(TrainingProgress(40), 80))
-    text = "\n".join(drawn(TrainingProgress(40, levels=LEVELS), 80))
+    assert "finding the baselines' level" in "\n".join(drawn(TrainingProgress(Console(), 40), 80))
+    text = "\n".join(drawn(TrainingProgress(Console(), 40, levels=LEVELS), 80))
     assert "heuristic" in text
     assert "accuracy" not in text
 
@@ -109,7 +108,7 @@ def test_an_anomaly_is_explained_and_fades():
 
 def test_time_left_follows_the_recent_pace():
     clock = Clock()
-    progress = TrainingProgress(20, clock=clock)
+    progress = TrainingProgress(Console(), 20, clock=clock)
     assert progress.left is None
     assert progress.steps_per_second is None
     for number in range(1, 11):
@@ -125,10 +124,10 @@ def test_time_left_follows_the_recent_pace():
 
 
 def test_a_resumed_run_knows_its_past():
-    progress = TrainingProgress(10, [0.5, 0.6])
+    progress = TrainingProgress(Console(), 10, [0.5, 0.6])
     progress.add(iteration(3, 10))
     assert progress.done == 3
-    assert "iteration 3/10" in "\n".join(drawn(TrainingProgress(10, [0.5, 0.6, 0.7], levels=LEVELS), 80))
+    assert "iteration 3/10" in "\n".join(drawn(TrainingProgress(Console(), 10, [0.5, 0.6, 0.7], levels=LEVELS), 80))
 
 
 def test_smoothing_is_the_mean_of_the_last_five():
@@ -144,11 +143,11 @@ def test_sparklines_span_the_blocks():
 
 def lines_of(total: int, probes: dict[int, float], anomalies: dict[int, Anomaly]) -> list[str]:
     console = Console(file=io.StringIO(), width=80)
-    with TrainingView(console, TrainingProgress(total, clock=Clock())) as view:
-        view.show_baselines(LEVELS)
+    with TrainingProgress(console, total, clock=Clock()) as view:
+        view.add_levels(LEVELS)
         for number in range(1, total + 1):
             found = (ALARMS[anomalies[number]],) if number in anomalies else ()
-            view.add_iteration(iteration(number, total, probe=probes.get(number), anomalies=found))
+            view.add(iteration(number, total, probe=probes.get(number), anomalies=found))
     return console.file.getvalue().splitlines()
 
 
@@ -169,9 +168,9 @@ def test_lines_tell_measurements_and_new_anomalies():
 
 def test_a_line_tells_of_rollbacks():
     console = Console(file=io.StringIO(), width=80)
-    with TrainingView(console, TrainingProgress(3, clock=Clock())) as view:
-        view.add_iteration(iteration(1, 3, rollbacks=2))
-        view.add_iteration(iteration(3, 3))
+    with TrainingProgress(console, 3, clock=Clock()) as view:
+        view.add(iteration(1, 3, rollbacks=2))
+        view.add(iteration(3, 3))
     _, first, last = console.file.getvalue().splitlines()
     assert first.endswith(", 2 rolled back")
     assert "rolled back" not in last
@@ -179,23 +178,23 @@ def test_a_line_tells_of_rollbacks():
 
 def test_on_a_terminal_the_panel_redraws_and_leaves_its_last_state():
     console = Console(file=io.StringIO(), width=80, force_terminal=True)
-    with TrainingView(console, TrainingProgress(2, clock=Clock())) as view:
-        view.show_baselines(LEVELS)
-        view.add_iteration(iteration(1, 2))
-        view.add_iteration(iteration(2, 2))
+    with TrainingProgress(console, 2, clock=Clock()) as view:
+        view.add_levels(LEVELS)
+        view.add(iteration(1, 2))
+        view.add(iteration(2, 2))
     assert "2/2" in console.file.getvalue()
 
 
 def test_lines_between_iterations_say_how_many_are_done_and_how_long_it_takes():
     console = Console(file=io.StringIO(), width=200)
-    progress = TrainingProgress(3, clock=Clock())
-    with ProgressReporter(console, "esper train") as reporter, TrainingView(console, progress) as view:
+    progress = TrainingProgress(console, 3, clock=Clock())
+    with ProgressReporter(console, "esper train") as reporter, progress as view:
         view.count_baseline_tasks(2, 8)
         assert reporter.describe_progress().startswith("finding the baselines' level: 2 of 8 done, ")
         assert reporter.describe_progress().endswith("time left not known yet")
-        view.show_baselines(LEVELS)
+        view.add_levels(LEVELS)
         assert reporter.describe_progress().startswith("training, in iterations: 0 of 3 done, ")
-        view.add_iteration(iteration(1, 3))
+        view.add(iteration(1, 3))
         assert re.fullmatch(r"training, in iterations: 1 of 3 done, .* left", reporter.describe_progress())
 
 

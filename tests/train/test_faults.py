@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from esper.cli import main
-from esper.dash.progress import TrainingView
+from esper.dash.progress import TrainingProgress
 from esper.runs.reader import RunReader
 from esper.runs.run_directory import RunDirectory
 from esper.serialization import Checkpoints
@@ -55,14 +55,14 @@ def free(folder: Path) -> int:
 
 def stop_after(monkeypatch: pytest.MonkeyPatch, number: int, act: Callable[[], None]) -> None:
     """Do something to a running training after an iteration."""
-    show = TrainingView.add_iteration
+    show = TrainingProgress.add
 
-    def show_and_act(view: TrainingView, iteration: Iteration) -> None:
+    def show_and_act(view: TrainingProgress, iteration: Iteration) -> None:
         show(view, iteration)
         if iteration.number == number:
             act()
 
-    monkeypatch.setattr(TrainingView, "add_iteration", show_and_act)
+    monkeypatch.setattr(TrainingProgress, "add", show_and_act)
 
 
 def refused(words: list[str], capsys: Capture) -> str:

@@ -15,7 +15,7 @@ from esper.commands.options import RUNS, Overrides, Seed, hint_if_stopped
 from esper.config.loading import compare_settings, load_settings
 from esper.dash.formats import duration, score
 from esper.dash.output import console_beside, print_differences, print_json, print_line
-from esper.dash.progress import TrainingProgress, TrainingView
+from esper.dash.progress import TrainingProgress
 from esper.errors import ConfigError, plural
 from esper.lab.report import write_report
 from esper.runs.loggers import Tool, open_loggers, require_logger
@@ -73,17 +73,17 @@ def command(
             yield lambda _: None
             return
         store = trainer.store
-        progress = TrainingProgress(settings.iterations, [value for _, value in store.series("objective")])
+        progress = TrainingProgress(console, settings.iterations, [value for _, value in store.series("objective")])
         if trainer.done:
             print_line(console, f"resuming after iteration {trainer.done} of {settings.iterations}")
         name, values = run.path.absolute().name, settings.model_dump(mode="json")
-        with open_loggers(logger, run.loggers, name, values) as log_iteration, TrainingView(console, progress) as view:
-            with workers.report_to(view.count_baseline_tasks):
+        with open_loggers(logger, run.loggers, name, values) as log_iteration, progress:
+            with workers.report_to(progress.count_baseline_tasks):
                 levels = trainer.measure_baseline_levels()
-            view.show_baselines(levels)
+            progress.add_levels(levels)
 
             def report(iteration: Iteration) -> None:
-                view.add_iteration(iteration)
+                progress.add(iteration)
                 log_iteration(store, iteration.number)
 
             yield report

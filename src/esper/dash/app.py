@@ -89,26 +89,19 @@ class Access:
         response.set_cookie(cookie, self.token, httponly=True, samesite="strict")
         return response
 
+    def protect(self, app: ASGIApp) -> ASGIApp:
+        """The app for requests that pass, with `HEADERS` on all responses."""
 
-class SecuredApp:
-    """An app behind `Access`, with `HEADERS` on all its responses."""
+        async def respond(scope: Scope, receive: Receive, send: Send) -> None:
+            async def send_secured(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    MutableHeaders(scope=message).update(HEADERS)
+                await send(message)
 
-    def __init__(self, app: ASGIApp, access: Access) -> None:
-        self._app = app
-        self._access = access
+            refusal = self.check(Request(scope)) if scope["type"] == "http" else None
+            await (refusal or app)(scope, receive, send_secured)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-
-        async def send_secured(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(HEADERS)
-            await send(message)
-
-        refusal = self._access.check(Request(scope))
-        await (refusal or self._app)(scope, receive, send_secured)
+        return respond
 
 
 def is_loopback(host: str) -> bool:
@@ -217,7 +210,7 @@ def dashboard(finder: RunFinder, access: Access, stopping: Callable[[], bool] = 
         ],
         exception_handlers=dict.fromkeys((EsperError, HTTPException, Exception), _describe_failure),
     )
-    return SecuredApp(app, access)
+    return access.protect(app)
 
 
 def _json(value: Any, status: HTTPStatus = HTTPStatus.OK) -> Response:

@@ -47,11 +47,14 @@ Row = tuple[str, RenderableType]
 
 @dataclass
 class TrainingProgress:
-    """The progress of a run, updated with each iteration; all times are in seconds of ``clock``.
+    """The progress of a run, updated with each iteration, and context manager that shows it on ``console``.
 
-    Printed by rich, it is a panel for 80 columns or more, as of the time of drawing.
+    On a terminal it is a panel for 80 columns or more, drawn anew also between iterations. Elsewhere there is a line
+    every few iterations, at measurements, at the run's beginning and end, and for each new kind of anomaly. All times
+    are in seconds of ``clock``.
     """
 
+    console: Console
     total: int
     """Iterations at the end of the run."""
     objectives: list[float] = field(default_factory=list[float])
@@ -71,9 +74,37 @@ class TrainingProgress:
         self._start = self._last_end = self.clock()
         self._paces: deque[tuple[float, float]] = deque(maxlen=PACE_WINDOW)
         self.done = max(self.done, len(self.objectives))
+        self._shown = ExitStack()
+        self._reporter: ProgressReporter | None = None
+        """Where lines are printed."""
+
+    def __enter__(self) -> Self:
+        if self.console.is_terminal:
+            self._shown.enter_context(Live(self, console=self.console, refresh_per_second=REFRESHES_PER_SECOND))
+        else:
+            print_line(self.console, FINDING_LEVELS)
+            self._reporter = self._shown.enter_context(report_progress(self.console, FINDING_LEVELS))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._shown.close()
+
+    def count_baseline_tasks(self, done: int, total: int) -> None:
+        """Note how far the measurement of the baselines' levels is."""
+        if self._reporter:
+            self._reporter.update(done, total)
+
+    def add_levels(self, levels: Mapping[str, float]) -> None:
+        """Add the baselines' levels."""
+        self.levels = levels
+        if self._reporter:
+            self._reporter.update(self.done, self.total, "training, in iterations")
+            named = ", ".join(f"{name} {score(level)}" for name, level in levels.items())
+            print_line(self.console, f"baselines: {named}")
 
     def add(self, iteration: Iteration) -> None:
         """Add an iteration that has just ended."""
+        earlier_anomalies = set(self.last_seen)
         self.latest = iteration
         self.done = iteration.number
         self._last_end = self.clock()
@@ -84,6 +115,14 @@ class TrainingProgress:
             self.probe = (iteration.number, figures["probe_score"])
         for alarm in iteration.anomalies:
             self.last_seen[alarm.label] = iteration.number, alarm
+        if self._reporter:
+            self._reporter.update(iteration.number)
+            due = iteration.number % max(self.total // LINES_PER_RUN, 1) == 0 or "probe_score" in figures
+            if due or iteration.number in (1, iteration.total):
+                print_line(self.console, _describe_iteration(self, iteration))
+            for alarm in iteration.anomalies:
+                if alarm.label not in earlier_anomalies:
+                    print_line(self.console, f"iteration {iteration.number}: anomaly {alarm.label}: {alarm.describe()}")
 
     @property
     def elapsed(self) -> float:
@@ -135,61 +174,6 @@ class TrainingProgress:
                 if self.done - last_seen < RECENT:
                     yield Text(f"! {label}, iteration {last_seen}: {alarm.describe()}", WARNING_STYLE)
         yield Text("Ctrl-C stops after this iteration; the run can be resumed.", LABEL_STYLE)
-
-
-class TrainingView:
-    """Context manager that shows a run's progress: on a terminal a panel, also between iterations; else lines.
-
-    There is a line every few iterations, at measurements, at the run's beginning and end, and for each new kind of
-    anomaly.
-    """
-
-    def __init__(self, console: Console, progress: TrainingProgress) -> None:
-        self._console = console
-        self._progress = progress
-        self._every = max(progress.total // LINES_PER_RUN, 1)
-        self._shown = ExitStack()
-        self._reporter: ProgressReporter | None = None
-        """Where there is no terminal."""
-
-    def __enter__(self) -> Self:
-        if self._console.is_terminal:
-            panel = Live(self._progress, console=self._console, refresh_per_second=REFRESHES_PER_SECOND)
-            self._shown.enter_context(panel)
-        else:
-            print_line(self._console, FINDING_LEVELS)
-            self._reporter = self._shown.enter_context(report_progress(self._console, FINDING_LEVELS))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._shown.close()
-
-    def count_baseline_tasks(self, done: int, total: int) -> None:
-        """Note how far the measurement of the baselines' levels is."""
-        if self._reporter:
-            self._reporter.update(done, total)
-
-    def show_baselines(self, levels: Mapping[str, float]) -> None:
-        """Show the baselines' levels."""
-        self._progress.levels = levels
-        if self._reporter:
-            self._reporter.update(self._progress.done, self._progress.total, "training, in iterations")
-            named = ", ".join(f"{name} {score(level)}" for name, level in levels.items())
-            print_line(self._console, f"baselines: {named}")
-
-    def add_iteration(self, iteration: Iteration) -> None:
-        """Show an iteration that has just ended."""
-        earlier_anomalies = set(self._progress.last_seen)
-        self._progress.add(iteration)
-        if not self._reporter:
-            return
-        self._reporter.update(iteration.number)
-        due = iteration.number % self._every == 0 or "probe_score" in iteration.figures
-        if due or iteration.number in (1, iteration.total):
-            print_line(self._console, _describe_iteration(self._progress, iteration))
-        for alarm in iteration.anomalies:
-            if alarm.label not in earlier_anomalies:
-                print_line(self._console, f"iteration {iteration.number}: anomaly {alarm.label}: {alarm.describe()}")
 
 
 def moving_average(values: Sequence[float]) -> list[float]:
