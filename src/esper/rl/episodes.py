@@ -182,8 +182,7 @@ class Episodes:
     def step(self, actions: Ints) -> StepResult:
         """Take one decision per network, int64 ``[E, 8]``, train on its minibatches, and measure.
 
-        Episodes that have ended may stay among the others until they are restarted: their networks do not learn, and
-        their actions are ignored.
+        The networks of episodes that have ended do not learn, and their actions are ignored.
         """
         running = ~self.finished
         actions = np.where(running[:, None], actions, make_wait_actions(self.size))

@@ -358,12 +358,7 @@ def _restrict(info: Info, rows: Bools) -> Info:
 class GrowthEnv(gymnasium.Env[dict[str, Any], Array]):
     """An environment with one network: as `GrowthVectorEnv`, without the axis over networks in arguments and results.
 
-    Args:
-        settings: Keyword arguments as in `GrowthSettings`.
-
-    Raises:
-        TaskError: an unknown suite.
-        ConfigError: another setting is not usable.
+    Arguments and errors are those of `GrowthVectorEnv`, except ``num_envs``.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}

@@ -169,10 +169,8 @@ def estimate_advantages(
 ) -> Tensor:
     """Generalised advantage estimates ``[T, E]`` (Schulman et al., 2016) of aligned episodes.
 
-    A_t = sum_k (gamma lam)^k d_{t+k} with d_t = r_t + gamma V_{t+1} - V_t, where V_T is ``final_values`` ``[E]``: 0
-    where the episode terminated, the value of the state after the last step where it was cut. ``rewards`` and
-    ``values`` are ``[T, E]``. After an episode's end, where ``running``, bool ``[T, E]``, is False, rewards, values and
-    advantages are 0.
+    A_t = sum_k (gamma lam)^k d_{t+k} with d_t = r_t + gamma V_{t+1} - V_t, where V_T is ``final_values [E]``. All
+    else is ``[T, E]``; where ``running`` is False, after an episode's end, rewards, values and advantages are 0.
     """
     rewards, values = rewards * running, values * running
     final_values = final_values * running[-1]
@@ -193,9 +191,8 @@ def discount_rewards(rewards: Tensor, gamma: float) -> Tensor:
 def subtract_group_mean(advantages: Tensor, group: int) -> Tensor:
     """Subtract from each environment's advantage ``[T, E]`` the mean of the others in its group, step by step.
 
-    Environments i*group .. (i+1)*group - 1 work on the same instance, so the others' mean estimates what this instance
-    is worth under the policy. It does not depend on the environment's own actions, so it adds no bias.
-    ``group`` is at least 2 and divides E.
+    Environments i*group .. (i+1)*group - 1 work on the same instance, so the others' mean estimates what it is worth
+    under the policy, and adds no bias, as it does not depend on the environment's own actions. ``group`` divides E.
     """
     grouped = advantages.reshape(advantages.shape[0], -1, group)
     mean_of_others = (grouped.sum(-1, keepdim=True) - grouped) / (group - 1)
@@ -205,11 +202,10 @@ def subtract_group_mean(advantages: Tensor, group: int) -> Tensor:
 def subtract_control_variate(rewards: Tensor, control_variate: Tensor, running: Tensor, gamma: float) -> Tensor:
     """Rewards ``[T, E]`` less those of the no-growth baseline, ``[T, E]``: a network that waits on the same instance.
 
-    The baseline's rewards do not depend on the policy's actions. So every return is reduced by a number that the
-    actions cannot change, a baseline (Williams, 1992) that leaves the policy gradient unbiased and removes the variance
-    that both share: a control variate (Greensmith, Bartlett and Baxter, 2004). This holds for episodes that end early
-    too, where ``running``, bool ``[T, E]``, turns False: all later rewards of the baseline count at the last step.
-    Otherwise it would pay to end while the baseline still earns.
+    Every return is reduced by a number that the actions cannot change, a baseline (Williams, 1992) that leaves the
+    policy gradient unbiased and removes the variance that both share: a control variate (Greensmith, Bartlett and
+    Baxter, 2004). Where an episode ends early, all later rewards of the baseline count at its last step: otherwise it
+    would pay to end while the baseline still earns.
     """
     continues = torch.cat((running[1:], torch.zeros_like(running[:1])))
     return rewards - torch.where(continues, control_variate, discount_rewards(control_variate, gamma))

@@ -1,7 +1,6 @@
 """Evaluate controllers: run episodes on instances, and score the committed networks on test data.
 
-Every controller runs on the same instances, in cohorts of networks side by side. `EvaluationProgress` stores finished
-cohorts, so that an interrupted evaluation need not repeat them.
+Every controller runs on the same instances, in cohorts of networks side by side, which `EvaluationProgress` stores.
 """
 
 from __future__ import annotations

@@ -200,10 +200,7 @@ def read_verdicts(path: Path) -> dict[Split, EvaluationRecord]:
 
 
 def read_json(path: Path, kind: TypeAdapter[T], command: str = "esper evaluate") -> T:
-    """Read a JSON file as values of ``kind``, whose validators reject what could not be reported.
-
-    ``command`` is the command that writes such a file; error messages recommend it.
-    """
+    """Read a JSON file as values of ``kind``; error messages recommend ``command``, which writes such a file."""
     advice = f"`{command} {path.parent}`"
     try:
         return kind.validate_json(read_bounded(path, MOST_BYTES))
@@ -246,10 +243,7 @@ def read_arm(path: Path, key: str | None = None) -> ArmResults | None:
 
 
 def load_or_compute(path: Path, key: str, compute: Callable[[], ArmResults]) -> ArmResults:
-    """The results in the file if they are valid under ``key``; otherwise compute them and write the file.
-
-    Errors of ``compute`` are not caught.
-    """
+    """The results in the file if they are valid under ``key``; otherwise compute them and write the file."""
     results = read_arm(path, key)
     if results is None:
         results = compute()

@@ -196,8 +196,7 @@ def collect_rollout(task: ShardTask) -> ShardResult:
     if not settings.ppo.no_growth_baseline:
         return result
 
-    # The baseline is a separate population, with one network per group that only waits. So the numbers of the episodes
-    # above are bitwise the same with and without it.
+    # The baseline is a population of its own, so the episodes above are bitwise the same without it.
     waiting = config.with_promise(None).create_episodes(instances[::group], rewards=rewards[::group])
     steps = [waiting.step(make_wait_actions(waiting.size)) for _ in range(suite.steps)]
     baseline_rewards = torch.from_numpy(np.stack([step.reward for step in steps])).float()
