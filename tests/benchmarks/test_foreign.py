@@ -39,14 +39,6 @@ def make_result(foreign: ModuleType, arm: str, seed: int, value: float, **fields
     return foreign.Result(**{**names, **counts, "arm": arm, "seed": seed, "value": value, **fields})
 
 
-def test_each_model_is_in_one_half(foreign: ModuleType) -> None:
-    assert sorted((*foreign.BUILDING, *foreign.REPORTING)) == sorted(foreign.PROBLEMS)
-    assert len(foreign.PROBLEMS) >= 22
-    for half in (foreign.BUILDING, foreign.REPORTING):
-        problems = [foreign.PROBLEMS[name] for name in half]
-        assert {"classification", "regression", "language_modelling"} <= {problem.task for problem in problems}
-
-
 def test_every_model_attaches_and_trains(foreign: ModuleType) -> None:
     for name, problem in foreign.PROBLEMS.items():
         torch.manual_seed(0)
@@ -67,26 +59,6 @@ def test_every_model_attaches_and_trains(foreign: ModuleType) -> None:
         evaluate = foreign.make_evaluation(problem, few)
         assert np.isfinite(evaluate(model)).all()
         assert evaluate(model) == evaluate(model)
-
-
-def test_data_follow_from_the_seed_and_parts_are_disjoint(foreign: ModuleType) -> None:
-    for name, problem in foreign.PROBLEMS.items():
-        first, again, other = problem.data(1), problem.data(1), problem.data(2)
-        for part, same in zip(first, again, strict=True):
-            assert torch.equal(part.targets, same.targets), name
-            assert all(map(torch.equal, part.inputs, same.inputs)), name
-        changed = [not torch.equal(one, two) for one, two in zip(first.train.inputs, other.train.inputs, strict=True)]
-        assert any(changed), f"{name}: another seed gives the same data"
-        # Inputs with many different values name an example.
-        rows = [
-            {row.numpy().tobytes() for row in part.inputs[0].flatten(1)} for part in first if part.inputs[0].ndim > 1
-        ]
-        for index, part in enumerate(rows):
-            assert not part & set().union(*rows[index + 1 :]) or name in TEXTS, name
-
-
-TEXTS = ("lstm_classifier", "gru_language_model", "gpt")
-"""Models of a text, in which some lines occur more than once."""
 
 
 def test_a_run_repeats_itself_and_is_read_when_it_is_there(foreign: ModuleType, tmp_path: Path) -> None:
@@ -182,12 +154,6 @@ def test_gains_are_in_deviations_of_the_bare_model_and_losses_count_downwards(fo
     assert look.gaining == 1
     assert look.share_of_gain == pytest.approx(0.75)
     assert look.share_of_parameters == pytest.approx(0.25)
-
-
-def test_a_single_seed_has_no_spread(foreign: ModuleType) -> None:
-    results = [make_result(foreign, arm, 0, 0.5) for arm in ("bare", "look")]
-    [look] = foreign.summarise(foreign.compare(results))
-    assert look.models == 0
 
 
 def test_models_of_the_other_half_and_unknown_arms_are_refused(foreign: ModuleType, tmp_path: Path) -> None:

@@ -15,20 +15,18 @@ import pytest
 import torch
 
 from benchmarks import operations
-from benchmarks.attach import measured
-from benchmarks.operations import DECISIONS, Player, matmul_rate, measure_costs, profile_operations
-from benchmarks.population import Work, advance, advance_loop, compare, evaluate_separately
+from benchmarks.operations import Player, measure_costs
+from benchmarks.population import Work, advance, advance_loop, evaluate_separately
 from benchmarks.promise import compare as compare_with_promises
 from benchmarks.promise import promised, sample, score_with
 from benchmarks.result_files import ResultFile
-from benchmarks.telemetry import AT_ONCE, follow, measure_rate, measure_training, step_events
+from benchmarks.telemetry import AT_ONCE, follow, step_events
 from esper.control.rules import LookRule, LookSettings
 from esper.lifecycle.actions import Blend, Op
 from esper.lifecycle.rules import Rules
 from esper.numerics.devices import describe_platform
 from esper.population.evaluation import evaluate
 from esper.population.parameters import SeedKind
-from esper.population.population import STRATEGIES
 from esper.rl.episodes import Episodes
 from esper.runs.store import RunStore, encode_events
 from esper.tasks.registry import get_suite
@@ -36,7 +34,6 @@ from esper.train.evaluation import CohortPart, CohortTask, EvaluationConfig, eva
 from open_rules import OPEN_RULES
 from reference_population import ReferencePopulation
 from rl.short import SUITE, instances
-from train.runs import short_suite, tiny
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = sorted(path for folder in ("benchmarks", "examples") for path in (ROOT / folder).glob("*.py"))
@@ -53,13 +50,6 @@ def test_what_a_script_imports_is_there(path: Path) -> None:
 
 
 # The cost of slots is measured in turns.
-
-
-@pytest.mark.landing
-def test_everybody_has_a_time_in_every_turn() -> None:
-    seconds = measured(repeats=3, steps=1, batch_size=2, device=torch.device("cpu"))
-    assert seconds.shape == (3, 3)
-    assert (seconds > 0).all()
 
 
 # The benchmark of promise: it compares what it names.
@@ -134,17 +124,6 @@ def test_only_what_is_missing_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.landing
-def test_operations_are_told_dearest_first():
-    with short_suite():
-        found = profile_operations(Player(tiny(), 2))
-    shares = [one.share for one in found]
-    assert shares == sorted(shares, reverse=True)
-    assert 0 < sum(shares) <= 1
-    assert all(one.calls >= 1 / DECISIONS and one.milliseconds > 0 for one in found)
-    assert matmul_rate() > 0
-
-
-@pytest.mark.landing
 def test_time_is_split_into_what_networks_add_and_the_rest(monkeypatch: pytest.MonkeyPatch):
     """A decision that takes 30 ms and 2 ms for each network, by a clock of the test."""
     clock = [0.0]
@@ -189,15 +168,6 @@ def test_both_sides_do_the_same_work() -> None:
     np.testing.assert_allclose(actual.loss_contribution, expected.loss_contribution, atol=1e-3)
 
 
-@pytest.mark.landing
-def test_a_line_tells_rates_and_their_ratio() -> None:
-    name, networks, strategy, *figures = compare("tokens", 2, 1, "auto", torch.device("cpu")).split()
-    assert (name, networks) == ("tokens", "2")
-    assert strategy in STRATEGIES
-    population, loop, ratio = map(float, figures)
-    assert abs(ratio - population / loop) < 0.1
-
-
 # The benchmark counts what arrived and what it cost, and prints both by its contract.
 
 
@@ -233,20 +203,6 @@ def test_a_follower_notices_what_is_missing_or_out_of_order(
     found = judged(tmp_path / "run.db", starts, expected)
     assert (found or "").startswith(fault or "")
     assert (found is None) == (fault is None)
-
-
-@pytest.mark.landing
-def test_both_rates_are_those_of_the_same_events() -> None:
-    written, followed = measure_rate(0.1)
-    assert written > followed > 0
-
-
-@pytest.mark.landing
-def test_the_share_is_that_of_the_events_that_training_told() -> None:
-    with short_suite():
-        (lap,) = measure_training(tiny("iterations=1"))
-    assert lap.events > lap.steps > 0
-    assert 0 < lap.telemetry < lap.total
 
 
 # Branches off the rule: copies are copies, each takes one other choice, and errors are over suites.

@@ -210,16 +210,6 @@ def test_earners_are_summed_up_by_blueprint() -> None:
     assert mlp["value_low"] is None
 
 
-def test_an_interval_covers_the_mean_it_estimates() -> None:
-    rng = np.random.default_rng(0)
-    covered = 0
-    for _ in range(100):
-        values = rng.normal(0.05, 0.1, 40)
-        (found,) = summarise_blueprints([kept("plain", ("norm", value)) for value in values])
-        covered += found["value_low"] <= 0.05 <= found["value_high"]
-    assert covered >= 88
-
-
 def test_interactions_are_summed_up_by_slots() -> None:
     three = tuple(KeptPair(*slots, 0.1 * place) for place, slots in enumerate([(0, 1), (0, 2), (1, 2)]))
     rest = [kept("order", pairs=(KeptPair(0, 2, value),)) for value in np.linspace(0.2, 0.4, 7)]

@@ -5,8 +5,6 @@ import pytest
 
 from esper.lab.analysis import holm, interquartile_mean, probability_of_improvement
 
-STUDIES = 400
-
 
 def test_ties_count_half():
     first, second = np.array([[1.0, 1.0, 0.0, 0.0]]), np.array([[0.0, 1.0, 1.0, 0.0]])
@@ -25,13 +23,6 @@ def test_holm_is_the_textbook_example():
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert holm([0.7, 0.6]) == [1.0, 1.0]
     assert holm([]) == []
-
-
-def test_holm_bounds_the_chance_of_any_false_alarm():
-    draws = np.random.default_rng(7).random((STUDIES, 5))
-    alarms = np.mean([min(holm(row.tolist())) <= 0.05 for row in draws])
-    assert alarms < 0.05 + 3 * np.sqrt(0.05 * 0.95 / STUDIES)
-    assert np.mean(draws.min(1) <= 0.05) > 0.15  # what it prevents
 
 
 def test_the_interquartile_mean_ignores_the_tails():

@@ -131,17 +131,6 @@ def test_a_language_model_of_hugging_face_becomes_folders_that_from_pretrained_r
     assert torch.equal(plain.eval()(words).logits, gpt2.eval()(words).logits)
 
 
-def test_without_data_learn_may_take_the_number_of_the_step(tmp_path: Path) -> None:
-    seen: list[int] = []
-
-    def learn_by_step(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
-        seen.append(step)
-        learn(model, optimizer, tokens(8, seed=step))
-
-    esper.ladder(Decoder(), learn_by_step, depths=[1, 2], steps=10, folder=tmp_path, example_input=tokens(8))
-    assert seen == list(range(14))
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Ladder:
     """A ladder that nothing ended."""

@@ -19,13 +19,6 @@ def instance_of(name: str, family: str, **changes: object) -> Instance:
     return Instance.from_json({**drawn.to_json(), **changes})
 
 
-def test_digits_are_those_of_scikit_learn() -> None:
-    data = digits()
-    assert data.inputs.shape == (1797, 64)
-    assert data.inputs.max() == 16
-    assert np.bincount(data.labels).min() > 170
-
-
 def test_mnist1d_has_the_published_shape() -> None:
     data = mnist1d()
     assert data.inputs.shape == (5000, LENGTH)
@@ -36,12 +29,6 @@ def test_mnist1d_has_the_published_shape() -> None:
 
 def test_mnist1d_is_shuffled() -> None:
     assert np.bincount(mnist1d().labels[-1000:]).min() > 60
-
-
-def test_templates_start_and_end_at_zero_with_equal_deviation() -> None:
-    templates = normalise_templates()
-    np.testing.assert_allclose(templates[:, [0, -1]], 0, atol=1e-12)
-    np.testing.assert_allclose(templates.std(axis=1), 1 / 6)
 
 
 def best_correlations(signals: np.ndarray, template: np.ndarray) -> np.ndarray:

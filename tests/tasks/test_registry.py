@@ -9,7 +9,7 @@ import pytest
 from esper.cli import main
 from esper.errors import TaskError
 from esper.rl.gym import GrowthSettings
-from esper.tasks.registry import get_suite, register, suite_names
+from esper.tasks.registry import get_suite, suite_names
 from esper.tasks.suite_files import FILES, allow_files
 from esper.tasks.token_suite import TokenSuite
 from esper.train.settings import TrainSettings
@@ -34,15 +34,6 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "mine.py"
     path.write_text(SHORT)
     return path
-
-
-def test_default_suite_comes_first() -> None:
-    assert suite_names()[0] == "tokens"
-
-
-@pytest.mark.parametrize("name", suite_names())
-def test_every_suite_knows_its_own_name(name: str) -> None:
-    assert get_suite(name).name == name
 
 
 def test_misspelt_suite_names_the_near_one() -> None:
@@ -174,12 +165,6 @@ def test_a_missing_file_is_refused(tmp_path: Path, file: Path) -> None:
     allow_files(["--suite", f"{tmp_path}/none.py:short"])
     with pytest.raises(TaskError, match="does not exist"):
         get_suite(f"{tmp_path}/none.py:short")
-
-
-def test_a_taken_name_is_refused(file: Path) -> None:
-    assert file.exists()
-    with pytest.raises(TaskError, match="name 'tokens' of .*TokenSuite is taken"):
-        register(TokenSuite)
 
 
 @pytest.mark.slow

@@ -126,15 +126,3 @@ def test_interactions_are_the_mean_over_networks_that_kept_both_modules(run: Run
     assert pair == ["norm norm", "layer1 norm"]
     assert networks == 2
     assert (mean, least, most) == pytest.approx((-0.25, -0.3, -0.2))
-
-
-def test_names_with_signs_of_mathematics_are_drawn(tmp_path: Path) -> None:
-    run = grown(tmp_path / "run", name=r"a_$x^{\bad")
-    named = {"curves", "stages", "contributions", "snapshots"}
-    exhibits = [exhibit for exhibit in run_queries(run.store, grown_exhibits({})) if exhibit.name in named]
-    assert len(export_exhibits(tmp_path / "out", exhibits)) == len(named)
-
-
-def test_names_are_unique() -> None:
-    names = [(isinstance(what, Figure), what.name) for what in SHOWN]
-    assert len(set(names)) == len(names)
