@@ -320,28 +320,15 @@ _small_shape = partial(sample_shape, radii=(6.5, 9.5))
 _motif = partial(sample_motif, copies=10)
 
 TRAINING: Mapping[str, Family] = {
-    "texture": {
-        "fine": Variant(_fine),
-        "coarse": Variant(_coarse),
-        "coarse_5_stages": Variant(_coarse, stages=FIVE),
-    },
+    "texture": {"fine": Variant(_fine), "coarse": Variant(_coarse), "coarse_5_stages": Variant(_coarse, stages=FIVE)},
     "shape": {
         "large_3_stages": Variant(_large_shape),
         "large_5_stages": Variant(_large_shape, stages=FIVE),
         "small_4_stages": Variant(_small_shape, stages=FOUR),
     },
-    "motif": {
-        "3_stages": Variant(_motif),
-        "5_stages": Variant(_motif, stages=FIVE),
-    },
-    "bright": {
-        "loud": Variant(_loud, stages=("late",)),
-        "even": Variant(_even, stages=("late",)),
-    },
-    "plain": {
-        "hue": Variant(sample_hue),
-        "noisy": Variant(_clear, train_sizes=(128,), label_noise=0.4),
-    },
+    "motif": {"3_stages": Variant(_motif), "5_stages": Variant(_motif, stages=FIVE)},
+    "bright": {"loud": Variant(_loud, stages=("late",)), "even": Variant(_even, stages=("late",))},
+    "plain": {"hue": Variant(sample_hue), "noisy": Variant(_clear, train_sizes=(128,), label_noise=0.4)},
     "drift": {
         "to_shape": Variant(sample_hue, after_drift=_large_shape),
         "to_texture": Variant(sample_hue, after_drift=partial(_clear, noise=1.7)),

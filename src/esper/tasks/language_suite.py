@@ -350,14 +350,8 @@ TRAINING: Mapping[str, Family] = {
         "first_blind": Variant(_chain, BLIND, SCARCE, label_noise=0.3),
         "second_full": Variant(partial(sample_chain, order=2, symbols=8), FULL),
     },
-    "keyed": {
-        "blind": Variant(_keyed, BLIND),
-        "linear": Variant(_keyed, LINEAR),
-    },
-    "repetition": {
-        "two_apart_blind": Variant(_two_apart, BLIND),
-        "three_apart_linear": Variant(_three_apart, LINEAR),
-    },
+    "keyed": {"blind": Variant(_keyed, BLIND), "linear": Variant(_keyed, LINEAR)},
+    "repetition": {"two_apart_blind": Variant(_two_apart, BLIND), "three_apart_linear": Variant(_three_apart, LINEAR)},
     "brackets": {
         "shallow_blind": Variant(partial(sample_brackets, kinds=6, deepest=2), BLIND),
         "deep_two": Variant(partial(sample_brackets, kinds=12, deepest=6), TWO),

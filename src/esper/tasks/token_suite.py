@@ -293,14 +293,8 @@ TRAINING: Mapping[str, Family] = {
         "10_2_10": Variant(sample_largest_mean, widths=(10, 2, 10)),
         "10_10_2": Variant(sample_largest_mean, widths=(10, 10, 2)),
     },
-    "quad": {
-        "linear": Variant(sample_largest_power, linear=True),
-        "relu": Variant(sample_largest_power),
-    },
-    "vote": {
-        "loud": Variant(partial(sample_vote, spread=1.8)),
-        "even": Variant(partial(sample_vote, spread=0.2)),
-    },
+    "quad": {"linear": Variant(sample_largest_power, linear=True), "relu": Variant(sample_largest_power)},
+    "vote": {"loud": Variant(partial(sample_vote, spread=1.8)), "even": Variant(partial(sample_vote, spread=0.2))},
     "plain": {
         "mean": Variant(sample_largest_mean),
         "noisy": Variant(partial(sample_vote, spread=0.2), train_sizes=(96,), label_noise=0.4),
@@ -312,18 +306,9 @@ TRAINING: Mapping[str, Family] = {
 }
 
 TRANSFER: Mapping[str, Family] = {
-    "pointer": {
-        "near": Variant(_near_pointer),
-        "far": Variant(_far_pointer),
-    },
-    "halves": {
-        "10_10_10": Variant(sample_halves),
-        "10_3_10": Variant(sample_halves, widths=(10, 3, 10)),
-    },
-    "product": {
-        "linear": Variant(sample_product, linear=True),
-        "2_10_10": Variant(sample_product, widths=(2, 10, 10)),
-    },
+    "pointer": {"near": Variant(_near_pointer), "far": Variant(_far_pointer)},
+    "halves": {"10_10_10": Variant(sample_halves), "10_3_10": Variant(sample_halves, widths=(10, 3, 10))},
+    "product": {"linear": Variant(sample_product, linear=True), "2_10_10": Variant(sample_product, widths=(2, 10, 10))},
 }
 
 
