@@ -155,10 +155,7 @@ def _require_finite(scores: Floats) -> None:
 
 
 def _estimate_sum(tables: Sequence[Floats], families: Families) -> tuple[Interval, float]:
-    """The sum of the tables' means with its interval, and the two-sided p-value for the hypothesis that it is zero.
-
-    The tables have independent seeds and the same instances.
-    """
+    """The sum of the means of tables with independent seeds, with its interval and two-sided p-value against zero."""
     # The parts of the variance with their degrees of freedom: S / N of each table, and the instances' part.
     parts = [(float(table.mean(1).var(ddof=1)) / len(table), len(table) - 1) for table in tables if len(table) > 1]
     parts.append(_estimate_instance_variance(tables, families))

@@ -129,10 +129,7 @@ def measure_gap(
     score_afresh: Callable[[Sequence[str]], Scores],
     scored_on: Sequence[Instance],
 ) -> SuiteReport:
-    """Choose schedules by their ``scores`` on the instances ``chosen_on``, and compare the chosen ones on others.
-
-    ``score_afresh`` returns the scores of schedules on the instances ``scored_on``.
-    """
+    """Choose schedules by their ``scores`` on the instances ``chosen_on``, and score the chosen ones on others."""
 
     def name_contexts(instances: Sequence[Instance], *, by_variant: bool) -> list[str]:
         return [one.family + f"/{one.variant}" * by_variant for one in instances]

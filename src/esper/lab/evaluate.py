@@ -214,10 +214,7 @@ _FILE = TypeAdapter(Annotated[Behaviour, AfterValidator(_require_coherent)])
 
 
 def summarise_blueprints(shapley: Sequence[SeedShapley]) -> list[Row]:
-    """A row per blueprint, the most often kept first: kept seeds, fraction of episodes, and mean Shapley value.
-
-    The mean is over the episodes that kept a seed; ``negative`` is the fraction of seeds with a value below 0.
-    """
+    """A row per blueprint, the most often kept first: kept seeds, fraction of episodes, and mean Shapley value."""
     episodes: dict[str, list[tuple[str, list[float]]]] = defaultdict(list)
     for episode in shapley:
         for blueprint in {seed.blueprint for seed in episode.seeds}:
@@ -333,12 +330,10 @@ def sample_for_evaluation(suite: Suite, split: Split, count: int, seed: int) -> 
 
 
 def _check_counts(heldout: int, transfer: int) -> None:
-    if heldout < FEWEST_INSTANCES:
-        raise ConfigError(f"{plural(heldout, 'instance')} cannot give an interval: give at least {FEWEST_INSTANCES}")
-    if transfer != 0 and transfer < FEWEST_INSTANCES:
-        raise ConfigError(
-            f"{plural(transfer, 'transfer instance')} cannot give an interval: give at least {FEWEST_INSTANCES}, or 0"
-        )
+    for count, what, alternative in ((heldout, "instance", ""), (transfer, "transfer instance", ", or 0")):
+        if count < FEWEST_INSTANCES and not (alternative and count == 0):
+            least = f"{FEWEST_INSTANCES}{alternative}"
+            raise ConfigError(f"{plural(count, what)} cannot give an interval: give at least {least}")
 
 
 def evaluate_run(

@@ -158,10 +158,7 @@ def _arm_key(arm: str, settings: TrainSettings, source: str, instances: Sequence
 
 
 def read_experiment(folder: Path) -> tuple[Comparison, Comparison | None]:
-    """Read a comparison, even while it is running, over the seeds that all configurations have finished.
-
-    The first configuration is compared with each other one, and its policies with all other arms that are finished.
-    """
+    """Compare configurations, even while they train, over the seeds that all have finished, and all finished arms."""
     # Only seeds that every configuration has finished can be compared.
     done: dict[str, set[int]] = {}
     for path in folder.glob(f"*/{_SEED}*/{ARMS}/{POLICY}.json"):

@@ -161,18 +161,16 @@ class Gauge(NamedTuple):
     series: str
     meaning: str = ""
     """Empty: that of the update's figure."""
-    levels: tuple[float, ...] = ()
-    """Levels drawn as lines to compare with."""
 
 
-KL = "ppo/kl"
+KL, EXPLAINED = "ppo/kl", "ppo/explained_variance"
 _GAUGES_ACROSS = 3
 _MEANING_WIDTH = 34
 GAUGES = (
     Gauge("entropy", "ppo/entropy"),
     Gauge("operation's entropy", "ppo/head_entropy/op"),
     Gauge("KL divergence", KL),
-    Gauge("explained variance", "ppo/explained_variance", levels=(0.0,)),
+    Gauge("explained variance", EXPLAINED),
     Gauge("clipped share", "ppo/clip_fraction"),
     Gauge("gradient norm", "ppo/gradient_norm"),
     Gauge("accuracy", "accuracy", "validation, at the end\nof the episodes"),
@@ -220,8 +218,8 @@ def _draw_health(kl_stop: float, canvas: Canvas, rows: Sequence[Row]) -> None:
     gauges = [gauge for gauge in GAUGES if gauge.series in series]
     grid = list(canvas.subplots(-(-len(GAUGES) // _GAUGES_ACROSS), _GAUGES_ACROSS, sharex=True).flat)
     for axes, gauge in zip(grid, gauges, strict=False):
-        for level in (kl_stop,) if gauge.series == KL else gauge.levels:
-            axes.axhline(level, color=GREY, linewidth=0.7, linestyle=DASHED)
+        if gauge.series in (KL, EXPLAINED):
+            axes.axhline(kl_stop if gauge.series == KL else 0.0, color=GREY, linewidth=0.7, linestyle=DASHED)
         curve = series[gauge.series]
         plot_curve(axes, curve, "iteration", color=BLUE)
         axes.set_title(gauge.name, fontweight="bold", pad=18)

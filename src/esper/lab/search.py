@@ -236,10 +236,7 @@ def compare_with_search(
 
 
 def find_multiple(means: Floats, score: float) -> float | None:
-    """The multiple, at least 1, at which the mean scores first reach ``score``; None if they never do.
-
-    Scores between `BUDGETS` are interpolated linearly in the logarithm of the multiple.
-    """
+    """The multiple at which the mean scores first reach ``score``, interpolated in its logarithm; None if never."""
     reached = means >= score
     if not reached.any():
         return None

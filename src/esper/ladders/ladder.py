@@ -337,10 +337,9 @@ def _list_generators(data: Any) -> list[torch.Generator]:
 
 
 class _Batches:
-    """Batches of data, epoch after epoch; training can resume in the middle of an epoch.
+    """Batches of data, epoch after epoch.
 
-    Then the epoch starts again with the former state of torch's and the loader's random generators, which repeats the
-    order of a shuffling loader.
+    To resume in the middle of an epoch, it is repeated with the former state of all random generators.
     """
 
     def __init__(self, model: nn.Module, data: Any) -> None:

@@ -158,10 +158,7 @@ def add_white_noise(inputs: Float32s, _fixed: np.random.Generator, fresh: np.ran
 
 
 class MlpHost(Stackable):
-    """Two ReLU layers and a linear head: features ``[..., B, D]`` to logits ``[..., B, classes]``.
-
-    Both ReLU layers, ``layer0`` and ``layer1``, are sites.
-    """
+    """Two ReLU layers, both sites, and a linear head: features ``[..., B, D]`` to logits ``[..., B, classes]``."""
 
     def __init__(self, features: int, widths: Sequence[int], classes: int, generator: torch.Generator) -> None:
         super().__init__()
@@ -227,8 +224,7 @@ _CONDITIONS = {**_TRAINING, **_TRANSFER}
 class DatasetSuite(Suite):
     """A suite on a fixed data set: a family is a condition of the data, a variant the widths of the host.
 
-    The last ``test_size`` rows of the data set are the test part. Each instance splits the others into training and
-    validation parts by its random seed.
+    The last ``test_size`` rows are the test part; each instance splits the others by its random seed.
     """
 
     classes = CLASSES

@@ -225,10 +225,7 @@ FULL = Shape(32, (2,) * 4, (64,) * 4)
 
 
 class Projection(Stackable):
-    """A linear map without bias: tokens ``[..., B, T, inputs]`` to ``[..., B, T, outputs]``.
-
-    Initial weights are uniform, with variance ``gain / inputs``.
-    """
+    """A linear map of tokens ``[..., B, T, inputs]``; initial weights are uniform with variance ``gain / inputs``."""
 
     def __init__(self, inputs: int, outputs: int, gain: float, generator: torch.Generator) -> None:
         super().__init__()

@@ -118,10 +118,7 @@ HONEST = 0.5
 
 
 def sample_vote(count: int, directions: Float32s, rng: np.random.Generator, *, spread: float) -> LabelledArrays:
-    """The label is the most frequent token class; each token is scaled by ``exp(spread * N(0, 1))``.
-
-    With a large spread, normalising each token pays.
-    """
+    """The label is the most frequent token class; tokens are scaled by ``exp(spread * N(0, 1))``, so a norm may pay."""
     labels = draw_labels(count, rng)
     shape = (count, TOKENS)
     honest = rng.random(shape, dtype=np.float32) < HONEST
@@ -233,10 +230,7 @@ def average_tokens(features: torch.Tensor) -> torch.Tensor:
 
 
 class TokenHost(Stackable):
-    """Three token layers and a linear head: inputs ``[..., B, TOKENS, FEATURES]`` to logits ``[..., B, CLASSES]``.
-
-    ``layer0`` to ``layer2`` are the sites.
-    """
+    """Three token layers, the sites, and a linear head: ``[..., B, TOKENS, FEATURES]`` to ``[..., B, CLASSES]``."""
 
     def __init__(self, widths: Sequence[int], *, linear_host: bool, generator: torch.Generator) -> None:
         super().__init__()
