@@ -101,7 +101,7 @@ _LABEL_GAP = 0.075
 def export_exhibits(
     folder: Path, exhibits: Sequence[Exhibit], report: Callable[[int, int], None] = lambda _done, _total: None
 ) -> list[Exhibit]:
-    """Write all that can be shown into the folder, and return it; ``report`` gets the numbers of those done and of all."""
+    """Write all that can be shown, and return it; ``report`` is called with the numbers of those done and of all."""
     shown = [exhibit for exhibit in exhibits if exhibit.rows]
     for done, exhibit in enumerate(shown):
         report(done, len(shown))

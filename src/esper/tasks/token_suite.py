@@ -118,7 +118,7 @@ HONEST = 0.5
 
 
 def sample_vote(count: int, directions: Float32s, rng: np.random.Generator, *, spread: float) -> LabelledArrays:
-    """The label is the most frequent token class; tokens are scaled by ``exp(spread * N(0, 1))``, so a norm may pay."""
+    """The label is the most frequent token class; each token is scaled by ``exp(spread * N(0, 1))``."""
     labels = draw_labels(count, rng)
     shape = (count, TOKENS)
     honest = rng.random(shape, dtype=np.float32) < HONEST
