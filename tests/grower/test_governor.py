@@ -22,7 +22,7 @@ from esper.growth.model import GrowingModel
 from esper.lifecycle.transitions import Transitions
 from esper.serialization import pack_state
 from factories import CLASSES, Loop, mlp, numbers, score
-from growth.broken import Broken
+from growth.blueprint_cases import Broken
 
 EVERYONE, NOBODY = np.ones(1, np.bool_), np.zeros(1, np.bool_)
 MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]

@@ -18,11 +18,10 @@ from esper.errors import ConfigError
 from esper.grower.backend import ModelSpec
 from esper.grower.config import choose_controller
 from esper.growth.blueprints import registry
-from esper.growth.blueprints.registry import Blueprint, Family
 from esper.growth.look import Look
 from esper.growth.promise import PromiseSettings
-from esper.growth.site import Layout, Site
 from factories import HELD, RINGS, WIDTH, Loop, make_data, make_growing, make_host, validate
+from growth.blueprint_cases import Branching
 
 EXAMPLES = 40
 PROMISE = PromiseSettings(every=2, first=1, examples=EXAMPLES)
@@ -261,33 +260,12 @@ def test_a_grower_that_was_never_trained_is_told_of_no_promises() -> None:
     assert not promises(grower)
 
 
-class Rounded(Blueprint):
-    """Looks at its features' values, which no ``vmap`` can."""
-
-    name, family, layouts = "rounded", Family.CHANNEL, frozenset({Layout.FEATURES})
-
-    def __init__(self, site: Site, generator: torch.Generator) -> None:
-        super().__init__(site, generator)
-        self.weight = nn.Parameter(torch.zeros(site.width))
-
-    def forward(self, features: Tensor, inputs: Tensor, /) -> Tensor:
-        return features * self.weight if float(features.sum()) < 1e9 else features
-
-    @classmethod
-    def parameters_at(cls, site: Site) -> int:
-        return site.width
-
-    @classmethod
-    def flops_at(cls, site: Site) -> int:
-        return 2 * site.width
-
-
 def test_a_blueprint_that_cannot_be_measured_is_named_and_the_others_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(registry._registry, Rounded.name, Rounded)
-    model = esper.attach(make_host(), {"0": ["mlp", "rounded"]}, torch.zeros(2, 4))
+    monkeypatch.setitem(registry._registry, Branching.name, Branching)
+    model = esper.attach(make_host(), {"0": ["mlp", "branching"]}, torch.zeros(2, 4))
     grower, optimizer = grower_of(model)
     plainly(model, optimizer, *make_data())
-    with pytest.warns(UserWarning, match="rounded"):
+    with pytest.warns(UserWarning, match="branching"):
         grower.step(train_loss=1.0)
     assert set(promises(grower)) == {("0", "mlp")}
 

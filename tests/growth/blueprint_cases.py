@@ -1,10 +1,10 @@
-"""Every blueprint at sites of every layout it serves, and how to fill them with numbers."""
+"""Every blueprint at sites of every layout it serves, how to fill them with numbers, and blueprints of users."""
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from esper.growth.blueprints.registry import Blueprint, for_site
+from esper.growth.blueprints.registry import Blueprint, Family, for_site
 from esper.growth.site import Layout, Site
 from factories import generator
 
@@ -28,16 +28,9 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=generator(seed), dtype=torch.float64)
 
 
-def shape_of(site: Site) -> tuple[int, ...]:
-    """One example's features."""
-    if site.layout in (Layout.FEATURES, Layout.TOKENS):
-        return (*site.extent, site.width)
-    return (site.width, *site.extent)
-
-
 def batch(site: Site, size: int = 7, seed: int = 1) -> tuple[Tensor, Tensor]:
     """Features and network inputs, float64."""
-    return draw(size, *shape_of(site), seed=seed), draw(size, *site.input_shape, seed=seed + 100)
+    return draw(size, *site.shape, seed=seed), draw(size, *site.input_shape, seed=seed + 100)
 
 
 def newborn(kind: type[Blueprint], site: Site, seed: int = 0) -> Blueprint:
@@ -62,3 +55,43 @@ def padded(narrow: Tensor, shape: torch.Size | tuple[int, ...]) -> Tensor:
 def live_channels(features: Tensor, site: Site) -> Tensor:
     axis = -1 if site.layout in (Layout.FEATURES, Layout.TOKENS) else 1
     return features.narrow(axis, 0, site.width)
+
+
+class Scaling(Blueprint):
+    """A user's blueprint, which scales features."""
+
+    name, family, layouts = "scaling", Family.CHANNEL, frozenset({Layout.FEATURES})
+
+    def __init__(self, site: Site, generator: torch.Generator) -> None:
+        super().__init__(site, generator)
+        self.weight = nn.Parameter(torch.zeros(site.width))
+
+    def forward(self, features: Tensor, inputs: Tensor, /) -> Tensor:
+        return features * self.weight
+
+    @classmethod
+    def parameters_at(cls, site: Site) -> int:
+        return site.width
+
+    @classmethod
+    def flops_at(cls, site: Site) -> int:
+        return 0
+
+
+class Broken(Scaling):
+    """Fails when it is made, half way through."""
+
+    name, layouts = "broken", frozenset(Layout)
+
+    def __init__(self, site: Site, generator: torch.Generator) -> None:
+        super().__init__(site, generator)
+        raise MemoryError("no room")
+
+
+class Branching(Scaling):
+    """Looks at values, which neither ``vmap`` nor a graph can."""
+
+    name = "branching"
+
+    def forward(self, features: Tensor, inputs: Tensor, /) -> Tensor:
+        return features * self.weight if float(features.sum()) < 1e9 else features

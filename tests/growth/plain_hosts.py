@@ -2,7 +2,6 @@
 
 import math
 
-import torch
 from torch import Tensor, nn
 
 
@@ -51,8 +50,3 @@ class Tokenwise(nn.Module):
 def classifier() -> nn.Sequential:
     """Of vectors; a container that runs its children in order."""
     return nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 3))
-
-
-def seeded(seed: int = 0) -> None:
-    """Make torch's own initial values the same each time."""
-    torch.manual_seed(seed)

@@ -9,18 +9,19 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from esper.errors import ConfigError, SlotError, UnknownBlueprintError
 from esper.growth.blueprints import registry
-from esper.growth.blueprints.registry import Blueprint, Family, for_site, get, register
+from esper.growth.blueprints.registry import Blueprint, for_site, get, register
 from esper.growth.site import Layout, Site
 from esper.population.execution import make_stacked_call
 from growth.blueprint_cases import (
     SITES,
+    Scaling,
     batch,
     draw,
     every_case,
@@ -29,7 +30,6 @@ from growth.blueprint_cases import (
     live_channels,
     newborn,
     padded,
-    shape_of,
 )
 
 # --- birth ------------------------------------------------------------------------------------------------------------
@@ -93,7 +93,7 @@ def test_a_padded_narrow_blueprint_is_the_narrow_one(kind: type[Blueprint], site
     wide = newborn(kind, wide_site)
     shapes = {key: value.shape for key, value in wide.state_dict().items()}
     wide.load_state_dict({key: padded(value, shapes[key]) for key, value in narrow.state_dict().items()})
-    wide_shape = (features.shape[0], *shape_of(wide_site))
+    wide_shape = (features.shape[0], *wide_site.shape)
     wide_features = padded(features, wide_shape).requires_grad_()
     actual = live_channels(wide(wide_features, inputs), site)
     actual.backward(output_gradient)
@@ -369,42 +369,19 @@ def test_an_unknown_name_raises_with_near_names():
         get("zzzz")
 
 
-class Shift(Blueprint):
-    """A user's blueprint."""
-
-    name = "shift"
-    family = Family.CHANNEL
-    layouts = frozenset({Layout.FEATURES})
-
-    def __init__(self, site: Site, generator: torch.Generator) -> None:
-        super().__init__(site, generator)
-        self.bias = nn.Parameter(torch.zeros(site.width))
-
-    def forward(self, features: Tensor, inputs: Tensor, /) -> Tensor:
-        return self.bias.expand_as(features)
-
-    @classmethod
-    def parameters_at(cls, site: Site) -> int:
-        return site.width
-
-    @classmethod
-    def flops_at(cls, site: Site) -> int:
-        return 0
-
-
 def test_users_register_their_own(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(registry, "_registry", dict(registry._registry))
-    assert register(Shift) is Shift
-    assert get("shift") is Shift
-    assert Shift in for_site(SITES[0])
-    assert Shift not in for_site(SITES[2])
+    assert register(Scaling) is Scaling
+    assert get("scaling") is Scaling
+    assert Scaling in for_site(SITES[0])
+    assert Scaling not in for_site(SITES[2])
 
 
 def test_a_taken_name_raises_and_keeps_the_first_holder(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(Shift, "name", "mlp")
+    monkeypatch.setattr(Scaling, "name", "mlp")
     with pytest.raises(ConfigError, match=r"'mlp'.*taken by esper\.growth\.blueprints\.channels\.Mlp"):
-        register(Shift)
-    assert get("mlp") is not Shift
+        register(Scaling)
+    assert get("mlp") is not Scaling
 
 
 def test_a_site_that_is_not_served_raises():

@@ -18,7 +18,7 @@ from esper.growth.example_input import Arguments
 from esper.growth.export import export
 from esper.lifecycle.actions import Blend
 from factories import draw_normal, fossilize
-from growth.plain_hosts import Convolutional, Tokenwise, classifier, seeded
+from growth.plain_hosts import Convolutional, Tokenwise, classifier
 
 pytestmark = pytest.mark.landing
 
@@ -39,7 +39,7 @@ torch.testing.assert_close(returned, expected, atol=1e-5, rtol=1e-5)
 
 def grown() -> nn.Module:
     """A classifier with two fossils, one of which reads the network's input."""
-    seeded()
+    torch.manual_seed(0)
     model = attach(classifier(), ["0", "2"], draw_normal(4, 5))
     fossilize(model, "0", "input_skip", Blend.GATE)
     fossilize(model, "2", "mlp", Blend.MULTIPLY)
@@ -152,7 +152,7 @@ EXPORTED: dict[str, Callable[[], tuple[nn.Module, Arguments]]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("make", EXPORTED.values(), ids=EXPORTED)
 def test_models_of_all_kinds_are_exported(make: Callable[[], tuple[nn.Module, Arguments]], file: Path) -> None:
-    seeded()
+    torch.manual_seed(0)
     model, arguments = make()
     export(model, file, arguments)
     assert file.stat().st_size

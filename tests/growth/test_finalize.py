@@ -18,7 +18,7 @@ from torch.nn.utils import parametrizations, prune
 import esper
 from esper.errors import ConfigError, ExportError, SlotError
 from esper.growth.attach import attach
-from esper.growth.blueprints.registry import Blueprint, Family
+from esper.growth.blueprints.registry import Blueprint
 from esper.growth.finalize import trace_seed
 from esper.growth.model import GrowingModel
 from esper.growth.persist import load, save
@@ -26,8 +26,8 @@ from esper.growth.seed import Seed
 from esper.growth.site import Layout, Site
 from esper.lifecycle.actions import Blend
 from factories import draw_normal, fossilize, generator, plant
-from growth.blueprint_cases import CASES
-from growth.plain_hosts import Convolutional, Passing, Tokenwise, classifier, seeded
+from growth.blueprint_cases import CASES, Branching
+from growth.plain_hosts import Convolutional, Passing, Tokenwise, classifier
 
 BLENDED = [
     pytest.param(
@@ -51,7 +51,7 @@ print(loss.item())
 
 def grown_classifier() -> GrowingModel:
     """With two fossils, one of which reads the network's input."""
-    seeded()
+    torch.manual_seed(0)
     model = attach(classifier(), ["0", "2"], draw_normal(4, 5))
     fossilize(model, "0", "input_skip")
     fossilize(model, "2", "mlp", Blend.MULTIPLY)
@@ -65,7 +65,7 @@ def assert_close(computed: Tensor, expected: Tensor) -> None:
 @pytest.mark.landing
 @pytest.mark.parametrize(("kind", "site", "blend"), BLENDED)
 def test_every_blueprint_becomes_plain_at_every_layout(kind: type[Blueprint], site: Site, blend: Blend) -> None:
-    seeded()
+    torch.manual_seed(0)
     place = nn.Conv1d(site.width, site.width, 1) if site.layout is Layout.SEQUENCE else nn.Identity()
     host = Passing(site.input_shape, site.shape, place)
     model = attach(host, {"place": [kind.name]}, draw_normal(4, *site.input_shape), causal=site.causal)
@@ -123,7 +123,7 @@ TUPLES: dict[str, Callable[[], nn.Module]] = {
 @pytest.mark.parametrize("blueprint", ["lowrank", "token_mix", "norm", "input_skip"])
 @pytest.mark.parametrize("layer", TUPLES)
 def test_what_grew_in_a_tuple_becomes_plain(layer: str, blueprint: str) -> None:
-    seeded()
+    torch.manual_seed(0)
     model = attach(AfterTuple(TUPLES[layer]()), {"layer": [blueprint]}, draw_normal(4, 5, 8))
     bare = model(draw_normal(3, 5, 8))
     fossilize(model, "layer", blueprint)
@@ -163,7 +163,7 @@ def test_another_length_is_refused_where_the_blueprint_does_not_allow_it(shape: 
 
 
 def test_without_fossils_it_is_a_copy_of_the_host_which_is_itself_again_when_released() -> None:
-    seeded()
+    torch.manual_seed(0)
     host = Convolutional()
     images = draw_normal(2, 1, 4, 4)
     expected = host(images)
@@ -188,7 +188,7 @@ def test_the_hosts_keys_stay_and_those_of_fossils_come_beside_them() -> None:
 
 
 def test_it_trains_on_with_batch_normalisation() -> None:
-    seeded()
+    torch.manual_seed(0)
     model = attach(Convolutional(), ["block"], draw_normal(2, 1, 4, 4))
     fossilize(model, "block", "conv3x3", Blend.GATE)
     plain = model.finalize().train()
@@ -348,23 +348,6 @@ def test_a_fresh_host_and_the_saved_structure_take_the_state_of_a_plain_model(tm
     assert torch.equal(again(draw_normal(3, 5)), trained(draw_normal(3, 5)))
 
 
-class Branching(Blueprint):
-    """Looks at values, which no graph can."""
-
-    name, family, layouts = "branching", Family.CHANNEL, frozenset({Layout.FEATURES})
-
-    def forward(self, features: Tensor, inputs: Tensor, /) -> Tensor:
-        return features if features.sum() > 0 else -features
-
-    @classmethod
-    def parameters_at(cls, site: Site) -> int:
-        return 0
-
-    @classmethod
-    def flops_at(cls, site: Site) -> int:
-        return 0
-
-
 def test_a_blueprint_that_is_no_graph_is_named() -> None:
     site = Site(Layout.FEATURES, 3, (), (3,))
     with pytest.raises(ExportError, match="cannot trace blueprint 'branching'.*slot 'here'"):
@@ -404,7 +387,7 @@ class AskingStochastic(Stochastic):
 
 def grown_stochastic(block: nn.Module, alpha: float = 0.5) -> GrowingModel:
     """In training mode, with a learned copy of the block."""
-    seeded()
+    torch.manual_seed(0)
     model = attach(nn.Sequential(nn.Linear(5, 6), block, nn.Linear(6, 3)), {"1": ["block_copy"]}, draw_normal(8, 5))
     plant(model, "1", "block_copy", alpha=alpha)
     model.slots["1"].fossilize()
@@ -433,7 +416,7 @@ def test_a_copy_of_a_block_drops_out_and_gathers_statistics_in_the_plain_model(b
 
 
 def seeded_call(network: nn.Module, *inputs: Tensor, seed: int) -> Tensor:
-    seeded(seed)
+    torch.manual_seed(seed)
     return network(*inputs)
 
 
@@ -452,7 +435,7 @@ class Encoder(nn.Module):
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.filterwarnings("ignore:'block_copy' in slot")
 def test_a_copy_of_torchs_own_block_drops_out_and_takes_masks_in_the_plain_model(masked: bool) -> None:
-    seeded()
+    torch.manual_seed(0)
     padding = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
     arguments = (draw_normal(2, 5, 6), padding)
     model = attach(Encoder(), {"encoder.layers.0": ["block_copy"]}, arguments if masked else arguments[0])
@@ -479,7 +462,7 @@ def updated(host: nn.Module, name: str) -> GrowingModel:
 
 
 def test_a_forward_that_copies_share_is_found_out() -> None:
-    seeded()
+    torch.manual_seed(0)
     layer = nn.Linear(5, 6)
     original = layer.forward
     layer.forward = lambda inputs: original(inputs) + 0
@@ -533,7 +516,7 @@ class Counting(nn.Module):
 
 
 def test_comparing_outputs_leaves_no_trace() -> None:
-    seeded()
+    torch.manual_seed(0)
     model = updated(Counting(), "layer")
     before, expected = model.calls.clone(), torch.random.get_rng_state()
     plain = model.train().finalize()
@@ -569,7 +552,7 @@ class Jumping(nn.Module):
 def test_blocks_that_are_not_run_in_turn_are_found_out_whatever_the_outputs(
     end: Callable[[Tensor, Tensor], object],
 ) -> None:
-    seeded()
+    torch.manual_seed(0)
     model = attach(Jumping(end), {"blocks.1": ["block_copy"]}, draw_normal(4, 5))
     plant(model, "blocks.1", "block_copy", alpha=1.0)
     model.slots["blocks.1"].fossilize()
@@ -579,7 +562,7 @@ def test_blocks_that_are_not_run_in_turn_are_found_out_whatever_the_outputs(
 
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float32, torch.float64])
 def test_numbers_that_are_coarse_may_be_rounded(kind: torch.dtype) -> None:
-    seeded()
+    torch.manual_seed(0)
     blocks = [nn.Sequential(nn.Linear(32, 32), nn.Tanh()) for _ in range(3)]
     host = nn.Sequential(nn.Sequential(*blocks), nn.Linear(32, 50)).to(kind)
     model = attach(host, {"0.0": ["block_copy"], "1": ["lora_4"]}, draw_normal(20, 32).to(kind))
@@ -595,7 +578,7 @@ def test_numbers_that_are_coarse_may_be_rounded(kind: torch.dtype) -> None:
 
 
 def test_a_host_of_several_types_gets_its_input_as_it_was() -> None:
-    seeded()
+    torch.manual_seed(0)
 
     class Mixed(nn.Module):
         def __init__(self) -> None:

@@ -410,24 +410,6 @@ def test_what_changes_its_shape_has_no_copy() -> None:
         esper.attach(Net(nn.Linear(WIDTH, 5)), {"layer": ["block_copy"]}, torch.randn(3, WIDTH))
 
 
-def test_torchs_own_blocks_are_copied_with_their_masks() -> None:
-    block = nn.TransformerEncoderLayer(WIDTH, 2, 8, dropout=0.0, batch_first=True, norm_first=True)
-    host = nn.TransformerEncoder(block, 2, enable_nested_tensor=False)
-    mask = torch.triu(torch.full((4, 4), -torch.inf), 1)
-    model = esper.attach(host, {"layers.0": ["block_copy"]}, (tokens(), mask))
-    seed = model.slots["layers.0"].germinate("block_copy", alpha=1.0)
-    model.slots["layers.0"].fossilize()
-    host.train()
-    x = tokens()
-    first, second = host.layers
-    with model.without_growth():
-        expected = second(seed.blueprint.block(first(x, mask), mask), mask)
-    torch.testing.assert_close(model(x, mask), expected, rtol=1e-4, atol=1e-5)
-    plain = model.finalize()
-    assert len(plain.layers) == 3
-    torch.testing.assert_close(plain.train()(x, mask), expected, rtol=1e-4, atol=1e-5)
-
-
 class Penalised(Net):
     """Reads its layer's weight elsewhere, too, in some modes: here as a penalty that is added to the outputs."""
 

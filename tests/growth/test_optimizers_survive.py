@@ -18,7 +18,7 @@ from esper.growth.blueprints import registry
 from esper.growth.model import GrowingModel
 from esper.growth.optimizers import SLOT_KEY
 from factories import Loop, attach_mlp, make_growing, make_host, mlp, numbers, outputs
-from growth.broken import Broken
+from growth.blueprint_cases import Broken
 
 Groups = list[dict[str, Any]]
 OPTIMIZERS: dict[str, Callable[[Groups], torch.optim.Optimizer]] = {

@@ -26,7 +26,7 @@ from esper.growth.persist import load, save
 from esper.lifecycle.actions import Blend
 from esper.serialization import Manifest, StateFormat
 from factories import Host, draw_normal, every_host, fossilize, plant
-from growth.plain_hosts import Convolutional, Tokenwise, seeded
+from growth.plain_hosts import Convolutional, Tokenwise
 
 TOPOLOGY = "model.json"
 Damage = Callable[[dict[str, Any]], object]
@@ -34,7 +34,7 @@ Damage = Callable[[dict[str, Any]], object]
 
 def grown() -> GrowingModel:
     """With a fossil and a live seed."""
-    seeded()
+    torch.manual_seed(0)
     model = attach(Convolutional(), {"stem": ["norm"], "norm": "auto"}, images())
     fossilize(model, "norm", "conv3x3", Blend.GATE).contribution = 0.25
     plant(model, "stem", "norm", Blend.MULTIPLY, alpha=0.4)
@@ -46,7 +46,7 @@ def images(count: int = 4) -> torch.Tensor:
 
 
 def fresh() -> Convolutional:
-    seeded(1)
+    torch.manual_seed(1)
     return Convolutional()
 
 

@@ -12,7 +12,7 @@ from esper.growth.site import CHANNELS_LAST, Site
 from esper.lifecycle.actions import Blend
 from esper.population.execution import make_stacked_call
 from esper.population.parameters import ParameterLayout
-from growth.blueprint_cases import CASES, batch, draw, every_case, grown, newborn, padded, shape_of
+from growth.blueprint_cases import CASES, batch, draw, every_case, grown, newborn, padded
 
 every_blend = pytest.mark.parametrize("blend", Blend)
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
@@ -94,7 +94,7 @@ def test_stacks_and_padded_seeds_are_computed_as_one_by_one(kind: type[Blueprint
         for name, buffer in template.named_buffers()
     }
     drawn = [batch(one, seed=10 * number) for number, one in enumerate(sites)]
-    wide = torch.stack([padded(x, (len(x), *shape_of(site))) for x, _ in drawn]).requires_grad_()
+    wide = torch.stack([padded(x, (len(x), *site.shape)) for x, _ in drawn]).requires_grad_()
     computed = make_stacked_call(template)(shape.unflatten(values), buffers, wide, torch.stack([x for _, x in drawn]))
     directions = [draw(*features.shape, seed=7 + number) for number, (features, _) in enumerate(drawn)]
     live = [tuple(slice(size) for size in direction.shape) for direction in directions]

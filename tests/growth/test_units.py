@@ -1,7 +1,6 @@
 """New hidden units between two layers of a host: a parallel path that becomes part of the layers."""
 
 import copy
-import json
 import pickle
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import esper
 import tiny_transformers
-from esper.errors import CheckpointError, ExportError, SlotError, UnknownBlueprintError
+from esper.errors import ExportError, SlotError, UnknownBlueprintError
 from esper.growth.blueprints.registry import get
 from esper.growth.blueprints.units import Units
 from esper.growth.model import GrowingModel
@@ -176,19 +175,6 @@ def test_they_come_back_from_files_copies_and_pickles(case: Case, tmp_path: Path
     for other in (loaded, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert torch.equal(other.eval()(x), model(x))
         assert type(other.seeds[slot_of(model)].blueprint) is type(units)
-
-
-def test_a_file_that_names_the_layers_alone_is_refused(tmp_path: Path) -> None:
-    """As files did when Esper searched for what lies between."""
-    make, place, x = CASES["linear"]
-    esper.save(attached(CASES["linear"]), tmp_path)
-    file = tmp_path / "model.json"
-    saved = json.loads(file.read_text())
-    assert saved["slots"][0]["hidden"] == list(place[:-1])
-    saved["slots"][0]["hidden"] = ["0"]
-    file.write_text(json.dumps(saved))
-    with pytest.raises(CheckpointError, match="name all modules in the order of their calls"):
-        esper.load(tmp_path, make().double(), x[:2].double())
 
 
 def test_units_are_an_eighth_of_those_that_there_are() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,11 +27,9 @@ class BlockCopy(Blueprint):
     Unlike other blueprints, the contribution is not zero at birth, and the copy has dropout and running statistics.
     """
 
-    name: ClassVar[str] = "block_copy"
-    family: ClassVar[Family] = Family.ATTENTION
-    layouts: ClassVar[frozenset[Layout]] = frozenset(Layout)
-    mixes_positions: ClassVar[bool] = False  # no more than the host itself does
-    context: ClassVar[Context] = Context.CALL
+    name, family, layouts = "block_copy", Family.ATTENTION, frozenset(Layout)
+    mixes_positions = False  # no more than the host itself does
+    context = Context.CALL
 
     def __init__(self, site: Site, generator: torch.Generator) -> None:
         super().__init__(site, generator)
@@ -103,8 +101,8 @@ class BlockZero(BlockCopy):
     arXiv 2401.02415). Only blocks of the form ``h + f(h) + ...`` are supported, without a normalisation of the sum.
     """
 
-    name: ClassVar[str] = "block_zero"
-    needs_branch_outputs: ClassVar[bool] = True
+    name = "block_zero"
+    needs_branch_outputs = True
 
     def __init__(self, site: Site, generator: torch.Generator) -> None:
         super().__init__(site, generator)

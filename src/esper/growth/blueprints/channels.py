@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
@@ -26,10 +24,8 @@ from esper.numerics.modules import Stackable, linear
 class Norm(Blueprint, Stackable):
     """``s(h) = gamma * normalise(h) + beta`` at each position; ``gamma = beta = 0``."""
 
-    name: ClassVar[str] = "norm"
-    family: ClassVar[Family] = Family.NORM
-    layouts: ClassVar[frozenset[Layout]] = frozenset(Layout)
-    mixes_positions: ClassVar[bool] = False
+    name, family, layouts = "norm", Family.NORM, frozenset(Layout)
+    mixes_positions = False
     live: Tensor
 
     def __init__(self, site: Site, generator: torch.Generator) -> None:
@@ -57,11 +53,9 @@ class Norm(Blueprint, Stackable):
 class Mlp(Blueprint, Stackable):
     """``s(h) = W2 relu(W1 h + b1) + b2`` at each position, with ``expansion * width`` hidden units; ``W2 = b2 = 0``."""
 
-    name: ClassVar[str] = "mlp"
-    family: ClassVar[Family] = Family.CHANNEL
-    layouts: ClassVar[frozenset[Layout]] = CHANNELS_LAST
-    mixes_positions: ClassVar[bool] = False
-    expansion: ClassVar[int] = 2
+    name, family, layouts = "mlp", Family.CHANNEL, CHANNELS_LAST
+    mixes_positions = False
+    expansion = 2
 
     def __init__(self, site: Site, generator: torch.Generator) -> None:
         super().__init__(site, generator)
@@ -91,27 +85,25 @@ class Mlp(Blueprint, Stackable):
 class MlpWide(Mlp):
     """`Mlp` with four times the site's width in hidden units, as in a transformer block."""
 
-    name: ClassVar[str] = "mlp_wide"
-    expansion: ClassVar[int] = 4
+    name = "mlp_wide"
+    expansion = 4
 
 
 @register
 class Conv1x1(Mlp):
     """1x1 convolution, ReLU, 1x1 convolution: an `Mlp` with as many hidden units as the site has channels."""
 
-    name: ClassVar[str] = "conv1x1"
-    layouts: ClassVar[frozenset[Layout]] = frozenset({Layout.SEQUENCE, Layout.IMAGE})
-    expansion: ClassVar[int] = 1
+    name = "conv1x1"
+    layouts = frozenset({Layout.SEQUENCE, Layout.IMAGE})
+    expansion = 1
 
 
 @register
 class LowRank(Blueprint, Stackable):
     """``s(h) = U D h`` at each position, with a quarter of the site's width as the rank; ``U = 0``."""
 
-    name: ClassVar[str] = "lowrank"
-    family: ClassVar[Family] = Family.CHANNEL
-    layouts: ClassVar[frozenset[Layout]] = CHANNELS_LAST
-    mixes_positions: ClassVar[bool] = False
+    name, family, layouts = "lowrank", Family.CHANNEL, CHANNELS_LAST
+    mixes_positions = False
 
     def __init__(self, site: Site, generator: torch.Generator) -> None:
         super().__init__(site, generator)
@@ -145,8 +137,8 @@ RANK = 8
 class LowRank8(LowRank):
     """`LowRank` on tokens, with a rank of 8 whatever the width."""
 
-    name: ClassVar[str] = "lowrank_8"
-    layouts: ClassVar[frozenset[Layout]] = frozenset({Layout.TOKENS})
+    name = "lowrank_8"
+    layouts = frozenset({Layout.TOKENS})
 
     @staticmethod
     def rank_at(site: Site) -> int:
@@ -160,11 +152,9 @@ class InputSkip(Blueprint, Stackable):
     Tokens are supported if the network's input has as many of them, plain features if it is a plain vector.
     """
 
-    name: ClassVar[str] = "input_skip"
-    family: ClassVar[Family] = Family.SKIP
-    layouts: ClassVar[frozenset[Layout]] = CHANNELS_LAST
-    mixes_positions: ClassVar[bool] = False
-    context: ClassVar[Context] = Context.NETWORK
+    name, family, layouts = "input_skip", Family.SKIP, CHANNELS_LAST
+    mixes_positions = False
+    context = Context.NETWORK
 
     def __init__(self, site: Site, generator: torch.Generator) -> None:
         super().__init__(site, generator)
@@ -202,9 +192,7 @@ class Gate(Blueprint, Stackable):
     squeeze-and-excitation (Hu et al. 2018) whose gates start at one.
     """
 
-    name: ClassVar[str] = "gate"
-    family: ClassVar[Family] = Family.GATE
-    layouts: ClassVar[frozenset[Layout]] = frozenset(Layout)
+    name, family, layouts = "gate", Family.GATE, frozenset(Layout)
 
     def __init__(self, site: Site, generator: torch.Generator) -> None:
         super().__init__(site, generator)
@@ -240,8 +228,8 @@ class Gate(Blueprint, Stackable):
 class SqueezeExcite(Gate):
     """`Gate` on samples or pixels, with a number of hidden units proportional to the channels, as in the paper."""
 
-    name: ClassVar[str] = "squeeze_excite"
-    layouts: ClassVar[frozenset[Layout]] = frozenset({Layout.SEQUENCE, Layout.IMAGE})
+    name = "squeeze_excite"
+    layouts = frozenset({Layout.SEQUENCE, Layout.IMAGE})
 
     @classmethod
     def hidden_at(cls, site: Site) -> int:

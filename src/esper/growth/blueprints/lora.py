@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -24,13 +24,11 @@ class LoRA(Blueprint):
     1. For another rank, `register` a subclass with its own ``name`` and ``rank``.
     """
 
-    name: ClassVar[str] = "lora"
-    family: ClassVar[Family] = Family.CHANNEL
-    layouts: ClassVar[frozenset[Layout]] = frozenset(Layout)
-    mixes_positions: ClassVar[bool] = False
-    context: ClassVar[Context] = Context.LAYER
-    rank: ClassVar[int] = 8
-    lora_alpha: ClassVar[float] = 8.0
+    name, family, layouts = "lora", Family.CHANNEL, frozenset(Layout)
+    mixes_positions = False
+    context = Context.LAYER
+    rank = 8
+    lora_alpha = 8.0
 
     def __init__(self, site: Site, generator: torch.Generator) -> None:
         super().__init__(site, generator)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -38,8 +37,8 @@ def count_taps(site: Site) -> int:
 class Convolution(Blueprint):
     """Base class of blueprints with a zero-padded convolution."""
 
-    family: ClassVar[Family] = Family.SPATIAL
-    layouts: ClassVar[frozenset[Layout]] = frozenset({Layout.SEQUENCE, Layout.IMAGE})
+    family = Family.SPATIAL
+    layouts = frozenset({Layout.SEQUENCE, Layout.IMAGE})
 
     @classmethod
     def supports(cls, site: Site) -> bool:
@@ -50,7 +49,7 @@ class Convolution(Blueprint):
 class Conv3x3(Convolution):
     """``s(h) = W2 relu(W1 * h + b1) + b2``, where ``*`` is a 3x3 convolution (3 on sequences); ``W2 = b2 = 0``."""
 
-    name: ClassVar[str] = "conv3x3"
+    name = "conv3x3"
 
     def __init__(self, site: Site, generator: torch.Generator) -> None:
         super().__init__(site, generator)
@@ -88,7 +87,7 @@ class Depthwise(Convolution):
     There is no ReLU in between, so the output of ``k`` keeps its sign; the host's own activation follows soon.
     """
 
-    name: ClassVar[str] = "depthwise"
+    name = "depthwise"
 
     def __init__(self, site: Site, generator: torch.Generator) -> None:
         super().__init__(site, generator)
@@ -129,7 +128,7 @@ class Bottleneck(Convolution):
     al. 2016 (section 4.1), without its normalisations.
     """
 
-    name: ClassVar[str] = "bottleneck"
+    name = "bottleneck"
 
     def __init__(self, site: Site, generator: torch.Generator) -> None:
         super().__init__(site, generator)
@@ -172,7 +171,7 @@ class Bottleneck(Convolution):
 class TokenMixer(Blueprint, Stackable):
     """Base class of blueprints that mix tokens; a site must have at least two tokens."""
 
-    layouts: ClassVar[frozenset[Layout]] = frozenset({Layout.TOKENS})
+    layouts = frozenset({Layout.TOKENS})
 
     @classmethod
     def supports(cls, site: Site) -> bool:
@@ -183,8 +182,8 @@ class TokenMixer(Blueprint, Stackable):
 class TokenConv(TokenMixer):
     """``s(h) = W2 relu(W1 * h + b1)``, where ``*`` is a zero-padded convolution over three tokens; ``W2 = 0``."""
 
-    name: ClassVar[str] = "token_conv"
-    family: ClassVar[Family] = Family.TOKEN_NEAR
+    name = "token_conv"
+    family = Family.TOKEN_NEAR
 
     def __init__(self, site: Site, generator: torch.Generator) -> None:
         super().__init__(site, generator)
@@ -214,8 +213,8 @@ class TokenMix(TokenMixer):
     The token-mixing half of MLP-Mixer (Tolstikhin et al. 2021), followed by a linear map over channels.
     """
 
-    name: ClassVar[str] = "token_mix"
-    family: ClassVar[Family] = Family.TOKEN_FAR
+    name = "token_mix"
+    family = Family.TOKEN_FAR
     live: Tensor
 
     def __init__(self, site: Site, generator: torch.Generator) -> None:
@@ -265,9 +264,9 @@ class Attention(TokenMixer):
     part of the initial query weights. At causal sites no token attends to later ones.
     """
 
-    name: ClassVar[str] = "attention"
-    family: ClassVar[Family] = Family.ATTENTION
-    is_causal: ClassVar[bool] = True
+    name = "attention"
+    family = Family.ATTENTION
+    is_causal = True
     live: Tensor
 
     def __init__(self, site: Site, generator: torch.Generator) -> None:

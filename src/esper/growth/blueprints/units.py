@@ -40,11 +40,9 @@ class Units(Blueprint):
     of the existing number, at least 1.
     """
 
-    name: ClassVar[str] = "units"
-    family: ClassVar[Family] = Family.CHANNEL
-    layouts: ClassVar[frozenset[Layout]] = frozenset(Layout)
-    mixes_positions: ClassVar[bool] = False  # no more than the host itself does
-    context: ClassVar[Context] = Context.HIDDEN
+    name, family, layouts = "units", Family.CHANNEL, frozenset(Layout)
+    mixes_positions = False  # no more than the host itself does
+    context = Context.HIDDEN
     size: ClassVar[int | None] = None
     """Number of units; None: a fraction of the existing number."""
 
