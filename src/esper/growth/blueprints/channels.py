@@ -93,8 +93,7 @@ class MlpWide(Mlp):
 class Conv1x1(Mlp):
     """1x1 convolution, ReLU, 1x1 convolution: an `Mlp` with as many hidden units as the site has channels."""
 
-    name = "conv1x1"
-    layouts = frozenset({Layout.SEQUENCE, Layout.IMAGE})
+    name, layouts = "conv1x1", frozenset({Layout.SEQUENCE, Layout.IMAGE})
     expansion = 1
 
 
@@ -137,8 +136,7 @@ RANK = 8
 class LowRank8(LowRank):
     """`LowRank` on tokens, with a rank of 8 whatever the width."""
 
-    name = "lowrank_8"
-    layouts = frozenset({Layout.TOKENS})
+    name, layouts = "lowrank_8", frozenset({Layout.TOKENS})
 
     @staticmethod
     def rank_at(site: Site) -> int:
@@ -228,8 +226,7 @@ class Gate(Blueprint, Stackable):
 class SqueezeExcite(Gate):
     """`Gate` on samples or pixels, with a number of hidden units proportional to the channels, as in the paper."""
 
-    name = "squeeze_excite"
-    layouts = frozenset({Layout.SEQUENCE, Layout.IMAGE})
+    name, layouts = "squeeze_excite", frozenset({Layout.SEQUENCE, Layout.IMAGE})
 
     @classmethod
     def hidden_at(cls, site: Site) -> int:

@@ -37,8 +37,7 @@ def count_taps(site: Site) -> int:
 class Convolution(Blueprint):
     """Base class of blueprints with a zero-padded convolution."""
 
-    family = Family.SPATIAL
-    layouts = frozenset({Layout.SEQUENCE, Layout.IMAGE})
+    family, layouts = Family.SPATIAL, frozenset({Layout.SEQUENCE, Layout.IMAGE})
 
     @classmethod
     def supports(cls, site: Site) -> bool:
@@ -182,8 +181,7 @@ class TokenMixer(Blueprint, Stackable):
 class TokenConv(TokenMixer):
     """``s(h) = W2 relu(W1 * h + b1)``, where ``*`` is a zero-padded convolution over three tokens; ``W2 = 0``."""
 
-    name = "token_conv"
-    family = Family.TOKEN_NEAR
+    name, family = "token_conv", Family.TOKEN_NEAR
 
     def __init__(self, site: Site, generator: torch.Generator) -> None:
         super().__init__(site, generator)
@@ -213,8 +211,7 @@ class TokenMix(TokenMixer):
     The token-mixing half of MLP-Mixer (Tolstikhin et al. 2021), followed by a linear map over channels.
     """
 
-    name = "token_mix"
-    family = Family.TOKEN_FAR
+    name, family = "token_mix", Family.TOKEN_FAR
     live: Tensor
 
     def __init__(self, site: Site, generator: torch.Generator) -> None:
@@ -264,8 +261,7 @@ class Attention(TokenMixer):
     part of the initial query weights. At causal sites no token attends to later ones.
     """
 
-    name = "attention"
-    family = Family.ATTENTION
+    name, family = "attention", Family.ATTENTION
     is_causal = True
     live: Tensor
 
