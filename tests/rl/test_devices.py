@@ -182,41 +182,6 @@ def test_neither_new_episodes_nor_a_look_at_what_blueprints_promise_wait_for_wha
     assert far.waits == []
 
 
-def test_far_away_refuses_what_a_gpu_would_and_notices_what_would_wait() -> None:
-    with FarAway() as far:
-        here, there = torch.arange(3), torch.ones(3, device=FAR)
-        there.to(CPU, torch.float64)
-        there.to(torch.float64)
-        here.to(FAR, non_blocking=True)
-        assert (len(far.reads), len(far.waits), len(far.sent)) == (1, 0, 1)
-        here.to(there)
-        assert len(there[here]) == 3
-        assert (len(far.reads), len(far.waits), len(far.sent)) == (1, 2, 2)
-        for mixed in (
-            lambda: there + here,
-            lambda: torch.index_select(there, 0, here),
-            lambda: torch.cat([there, here]),
-            lambda: torch.where(here > 0, there, 0.0),
-            lambda: torch.rand(3, generator=torch.Generator(), device=FAR),
-            lambda: there.to(CPU, non_blocking=True),
-        ):
-            with pytest.raises(RuntimeError, match=r"same device|expected a generator|before they have come"):
-                mixed()
-        assert (there + torch.tensor(1.0)).tolist() == [2.0] * 3
-        far.forget()
-        read = (lambda: bool(there.sum() > 0), lambda: there[there > 0], there.nonzero, there.tolist, there.sum().item)
-        for number, one in enumerate(read, start=1):
-            one()
-            assert len(far.reads) == number
-        there.masked_fill_(there > 0, 2.0)
-        assert (len(far.reads), len(far.waits), far.undetermined) == (5, 0, [])
-        assert torch.empty_like(there, device=CPU).device == CPU
-        there.cumsum(0)
-        assert far.undetermined == ["elsewhere: cumsum"]
-    with pytest.raises(RuntimeError, match="outside"):
-        there.sum()
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["tokens", "digits", "mnist1d"])
 def test_nothing_but_fetching_waits_for_a_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -162,10 +162,6 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(path)
 
 
-def test_an_undamaged_target_loads(folder: Path):
-    assert outcome(Target(folder, 0)) == "loaded"
-
-
 @pytest.mark.landing
 @settings(max_examples=400, phases=[Phase.generate])
 @given(seed=st.integers(0, 2**63))

@@ -90,14 +90,6 @@ def test_errors_reach_the_caller_as_they_are(two: Workers):
     assert "in fail_on_two" in caught.value.__notes__[0]
 
 
-def test_a_call_may_be_given_up(two: Workers):
-    results = two.as_completed(square, [2, 3, 4, 5])
-    index, result = next(results)
-    assert result == (index + 2) ** 2
-    results.close()
-    assert two.map(square, [1, 2, 3]) == [1, 4, 9]
-
-
 def test_shared_values_reach_tasks(two: Workers):
     shared = two.share([1, 2, 3])
     assert two.map(shared_sum, [(number, shared) for number in range(3)]) == [6, 7, 8]
