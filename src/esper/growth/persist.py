@@ -59,6 +59,10 @@ def save(model: GrowingModel, folder: FilePath) -> None:
     hash is saved: `load` needs a host with the same values. Numbers in the host's configuration and modules, such as
     the number of heads, are saved as they were at `attach`. Save optimizers as usual, with their ``state_dict``.
 
+    Args:
+        model: From `attach` or `load`, with any seeds.
+        folder: Folder to write.
+
     Raises:
         CheckpointError: the model cannot be saved; a previously saved model is untouched.
         SlotError: a slot is no longer called, or the host is sharded.
