@@ -16,10 +16,10 @@ import tiny_transformers
 from esper import Grower, GrowingModel
 from esper.control.controller import Controller
 from esper.growth.attach import Places, attach
-from esper.growth.example_input import Arguments, call_host
 from esper.growth.hooks import find_output_tensor
+from esper.growth.inputs import Arguments, call_host
 from esper.growth.persist import plant_structure
-from esper.growth.seed import Seed
+from esper.growth.slot import Seed
 from esper.lifecycle.actions import Blend, Op
 from esper.lifecycle.rules import Rules
 from esper.population.population import NetworkSpec, PopulationConfig
@@ -196,7 +196,7 @@ class EncoderClassifier(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
-        self.encoder = nn.TransformerEncoder(layer, 2)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
         self.head = nn.Linear(16, CLASSES)
 
     def forward(self, tokens: Tensor, padding: Tensor | None = None) -> Tensor:

@@ -15,8 +15,7 @@ from torch.nn import functional as F
 
 from esper.growth.blueprints.registry import get
 from esper.growth.model import GrowingModel
-from esper.growth.seed import Seed
-from esper.growth.slot import Slot, side_pass
+from esper.growth.slot import Seed, Slot, side_pass
 from esper.lifecycle.actions import Blend
 from esper.lifecycle.table import SeedMeasurements, SeedTable, Stage
 from esper.lifecycle.transitions import step

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import esper
 from conformance.kind import Kind, tensors
-from esper.growth.example_input import call_host
+from esper.growth.inputs import call_host
 from esper.growth.model import GrowingModel
 
 HORIZON = 12

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import esper
-from esper.growth.example_input import Arguments, call_host
+from esper.growth.inputs import Arguments, call_host
 from esper.growth.model import GrowingModel
 
 EXAMPLES = 6

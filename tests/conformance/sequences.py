@@ -79,16 +79,13 @@ def next_tokens(generator: torch.Generator) -> Minibatch:
 
 
 class Encoder(nn.Module):
-    """torch's own encoder over tokens ``[B, T, D]``, with a mask of padding that is true where there is nothing.
+    """torch's own encoder over tokens ``[B, T, D]``, with a mask of padding that is true where there is nothing."""
 
-    ``nested`` is torch's default: while it evaluates, its layers get nested tensors.
-    """
-
-    def __init__(self, *, nested: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
         layer = nn.TransformerEncoderLayer(WIDTH, 2, 16, dropout=0.0, batch_first=True)
         self.embed = nn.Linear(4, WIDTH)
-        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=nested)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
         self.head = nn.Linear(WIDTH, CLASSES)
 
     def forward(self, tokens: Tensor, src_key_padding_mask: Tensor) -> Tensor:
@@ -191,15 +188,12 @@ KINDS = (
         {"blocks.0": ["mlp"], "blocks.1.mlp": ["lowrank"]},
         next_tokens,
     ),
-    *(
-        Kind(
-            name,
-            lambda nested=nested: Encoder(nested=nested),
-            {"encoder.layers.0": ["mlp"], "encoder.layers.1": ["lowrank"]},
-            with_padding,
-            padded=more_padding,
-        )
-        for name, nested in (("encoder_with_padding", False), ("nested_encoder", True))
+    Kind(
+        "encoder_with_padding",
+        Encoder,
+        {"encoder.layers.0": ["mlp"], "encoder.layers.1": ["lowrank"]},
+        with_padding,
+        padded=more_padding,
     ),
     Kind("graph", GraphNet, {"conv1": ["mlp"], "conv2": ["lowrank"]}, graphs),
     Kind("deep_sets", DeepSets, {"phi": ["mlp"], "rho.0": ["lowrank"]}, SETS),

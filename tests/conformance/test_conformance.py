@@ -18,8 +18,8 @@ from conformance.growth import DECISIONS, HORIZON, RATE, Training, grown, grown_
 from conformance.kind import Kind, tensors
 from conformance.kinds import CONTROLLERS, KINDS, LEARNED, REFUSED, SENTENCES, every_kind, right_or_a_sentence
 from esper.errors import EsperError
-from esper.growth.example_input import call_host, first_tensor
 from esper.growth.export import export
+from esper.growth.inputs import call_host, first_tensor
 from esper.growth.model import GrowingModel
 from esper.lifecycle.table import Stage
 from factories import stir

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.landing
 
 MINIBATCHES = 2
 """Per epoch, as in a kind's own loop."""
-FAST = {"mlp", "resnet", "nested_encoder", "vae", "accumulation", "tuple", "hf_bert", "hf_t5"}
+FAST = {"mlp", "resnet", "encoder_with_padding", "vae", "accumulation", "tuple", "hf_bert", "hf_t5"}
 """Of the kinds, those that show what trainers might do to them: buffers, masks, random numbers, parts of a step."""
 
 

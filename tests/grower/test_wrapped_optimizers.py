@@ -13,7 +13,7 @@ import esper
 from esper.errors import ConfigError, SlotError
 from esper.grower.governor import ModelSnapshot
 from esper.grower.spending import branch
-from esper.growth.optimizers import unwrap_optimizer
+from esper.growth.links import unwrap_optimizer
 from factories import HELD, make_data, make_growing, packed, validate
 
 Groups = list[dict[str, Any]]

@@ -19,10 +19,10 @@ VOCABULARY, EXAMPLES, TOKENS, PADDING, WIDTH = 13, 3, 6, 4, 16
 class TorchEncoder(nn.Module):
     """Around torch's own layers; one output per token."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, nested: bool = False) -> None:
         super().__init__()
         layer = nn.TransformerEncoderLayer(WIDTH, 2, 32, dropout=0.0, batch_first=True)
-        self.encoder = nn.TransformerEncoder(layer, 2)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=nested)
         self.head = nn.Linear(WIDTH, 3)
 
     def forward(self, tokens: Tensor, padding: Tensor | None = None) -> Tensor:

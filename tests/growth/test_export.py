@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from esper.errors import ExportError, RunError
 from esper.growth.attach import attach
-from esper.growth.example_input import Arguments
 from esper.growth.export import export
+from esper.growth.inputs import Arguments
 from esper.lifecycle.actions import Blend
 from factories import draw_normal, fossilize
 from growth.plain_hosts import Convolutional, Tokenwise, classifier

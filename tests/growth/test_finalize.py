@@ -22,8 +22,8 @@ from esper.growth.blueprints.registry import Blueprint
 from esper.growth.finalize import trace_seed
 from esper.growth.model import GrowingModel
 from esper.growth.persist import load, save
-from esper.growth.seed import Seed
 from esper.growth.site import Layout, Site
+from esper.growth.slot import Seed
 from esper.lifecycle.actions import Blend
 from factories import draw_normal, fossilize, generator, plant
 from growth.blueprint_cases import CASES, Branching

@@ -15,7 +15,7 @@ import tiny_transformers
 from esper.errors import ExportError, SlotError
 from esper.grower.spending import branch
 from esper.growth.model import GrowingModel
-from esper.growth.seed import Seed
+from esper.growth.slot import Seed
 
 transformers = pytest.importorskip("transformers")
 

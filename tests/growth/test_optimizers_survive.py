@@ -15,8 +15,8 @@ import esper
 from esper.errors import SlotError
 from esper.growth.attach import attach
 from esper.growth.blueprints import registry
+from esper.growth.links import SLOT_KEY
 from esper.growth.model import GrowingModel
-from esper.growth.optimizers import SLOT_KEY
 from factories import Loop, attach_mlp, make_growing, make_host, mlp, numbers, outputs
 from growth.blueprint_cases import Broken
 

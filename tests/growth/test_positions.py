@@ -28,6 +28,7 @@ from growth.padded_hosts import (
     TORCH,
     WIDTH,
     PaddedHost,
+    TorchEncoder,
     every_padded_host,
     numbers,
     outputs,
@@ -91,9 +92,8 @@ def test_padding_changes_nothing_or_the_blueprint_is_refused(host: PaddedHost, n
             model = host.attached()
             without = outputs(model, host.unpadded())
             plant(model, slot, name)
-            with torch.set_grad_enabled(host is not TORCH):  # there the batch is a nested tensor
-                returned = outputs(model, host.unpadded())
-                torch.testing.assert_close(outputs(model, host.padded()), returned)
+            returned = outputs(model, host.unpadded())
+            torch.testing.assert_close(outputs(model, host.padded()), returned)
             assert not torch.allclose(returned, without, atol=1e-3)
 
 
@@ -151,7 +151,6 @@ def test_a_cache_is_refused_while_attention_lives_and_its_absence_is_not() -> No
 @pytest.mark.parametrize("slot", [*TORCH.slots, "encoder", "encoder.layers.1.linear2"])
 @pytest.mark.parametrize("name", FREE)
 def test_plain_is_grown_at_real_positions(name: str, slot: str) -> None:
-    """In eval mode and without gradients torch's encoder makes the padded examples a nested tensor."""
     model = attach(TORCH.network(), [slot], TORCH.unpadded())
     if name not in model.slots[slot].blueprints:
         return
@@ -221,6 +220,20 @@ class Handing(Handed):
 
     def forward(self, tokens: Tensor, **keywords: Any) -> Tensor:
         return self.inner(tokens, **keywords)
+
+
+def test_nested_tensors_are_refused_with_what_to_do() -> None:
+    """Without gradients torch's encoder makes padded examples a nested tensor, unless it is told not to."""
+    refused = r"returns nested tensors: build torch's TransformerEncoder with enable_nested_tensor=False"
+    padded = some_padding(TORCH)
+    with pytest.raises(SlotError, match=refused):
+        attach(TorchEncoder(nested=True), ["encoder.layers.0"], padded)
+    model = attach(TorchEncoder(nested=True), ["encoder.layers.0"], {"tokens": numbers()}).eval()
+    with torch.no_grad():
+        model(**padded)
+        plant(model, "encoder.layers.0", "mlp")
+        with pytest.raises(SlotError, match=refused):
+            model(**padded)
 
 
 def some_padding(host: PaddedHost) -> dict[str, Tensor]:

@@ -7,8 +7,8 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from esper.growth.blueprints.registry import Blueprint
-from esper.growth.seed import Seed, blend_blueprint, count_blend_parameters
 from esper.growth.site import CHANNELS_LAST, Site
+from esper.growth.slot import Seed, blend_blueprint, count_blend_parameters
 from esper.lifecycle.actions import Blend
 from esper.population.execution import make_stacked_call
 from esper.population.parameters import ParameterLayout

@@ -11,7 +11,7 @@ from zoo.hosts import Block, TransformerBlock
 
 import tiny_transformers
 from esper.errors import ConfigError
-from esper.growth.example_input import call_host
+from esper.growth.inputs import call_host
 from esper.ladders.towers import Tower, count_blocks, deepen_in_place, find_towers, grow_towers, plan_copies
 from ladders.small import Decoder, learn, make_optimizer, tokens
 

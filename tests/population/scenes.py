@@ -10,7 +10,7 @@ from torch import nn
 from esper.control.rules import Uniform
 from esper.engine.gradients import update_gradient_health
 from esper.engine.measurements import Evaluation, TrainingReport, update_measurements
-from esper.growth.seed import Seed
+from esper.growth.slot import Seed
 from esper.lifecycle.actions import Blend, Op, make_action, make_wait_actions
 from esper.lifecycle.rules import ActionMasks, Isolation, Rules
 from esper.lifecycle.table import SeedMeasurements, SeedTable, Stage

@@ -15,8 +15,8 @@ from esper.engine.budget import Budget
 from esper.engine.governor import Governor, GovernorSettings
 from esper.errors import IllegalActionError, SlotError
 from esper.growth.blueprints.registry import get
-from esper.growth.seed import Seed
 from esper.growth.site import Site
+from esper.growth.slot import Seed
 from esper.lifecycle.actions import Blend, Op, make_action, make_wait_actions
 from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.table import Stage

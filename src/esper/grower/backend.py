@@ -29,8 +29,8 @@ from esper.grower.validation import Validation, compute_difference_error
 from esper.growth.blueprints.registry import Blueprint, get
 from esper.growth.model import GrowingModel
 from esper.growth.promise import Promises, PromiseSettings
-from esper.growth.seed import count_blend_parameters
 from esper.growth.site import Layout, Site
+from esper.growth.slot import count_blend_parameters
 from esper.lifecycle.actions import Blend, Curve, Head
 from esper.lifecycle.rules import ActionMasks, Rules, legal_actions
 from esper.lifecycle.table import NO_BLUEPRINT, SeedMeasurements, SeedTable, Stage

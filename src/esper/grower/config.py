@@ -50,7 +50,7 @@ from esper.grower import scores
 from esper.grower.scores import ACCURACY, LOSS, ConstraintSet, Metrics, check_number, name_loss, parse_metrics
 from esper.growth.blueprints.registry import Blueprint
 from esper.growth.promise import PromiseSettings
-from esper.growth.seed import require_blends
+from esper.growth.slot import require_blends
 from esper.lifecycle.actions import Op
 from esper.lifecycle.rules import Isolation, Rules
 from esper.numerics.arrays import Bools, Ints

@@ -17,9 +17,9 @@ from esper.engine.governor import Governor, GovernorSettings, Intervention, Trou
 from esper.engine.history import PLATEAU_IMPROVEMENT, improves
 from esper.errors import CheckpointError, ConfigError, DivergedError
 from esper.grower.scores import LOSS, Metrics, Scores
+from esper.growth.links import unwrap_optimizer
 from esper.growth.model import GrowingModel
-from esper.growth.optimizers import unwrap_optimizer
-from esper.growth.seed import Seed
+from esper.growth.slot import Seed
 from esper.lifecycle.actions import Op
 from esper.numerics.modules import global_generators
 from esper.serialization import from_plain, to_plain

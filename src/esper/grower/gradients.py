@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from esper.engine.gradients import GradientHealthSettings, HealthTable, assess_health
 from esper.growth.model import GrowingModel
-from esper.growth.seed import Seed
+from esper.growth.slot import Seed
 from esper.numerics.arrays import Bools, Floats
 from esper.serialization import to_plain
 

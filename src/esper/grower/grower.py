@@ -52,9 +52,9 @@ from esper.grower.governor import describe_rollback, require_rollbacks_left
 from esper.grower.refit import require_loss
 from esper.grower.spending import Spending
 from esper.grower.validation import Validation
+from esper.growth.links import unwrap_optimizer
 from esper.growth.look import Look
 from esper.growth.model import MODEL_ADVICE, OPTIMIZER_ADVICE, GrowingModel, require_savable
-from esper.growth.optimizers import unwrap_optimizer
 from esper.growth.persist import describe_structure, require_structure
 from esper.growth.promise import Promises
 from esper.lifecycle.actions import Head, Op, make_wait_actions

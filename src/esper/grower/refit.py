@@ -26,8 +26,7 @@ from esper.control.rules import Never
 from esper.errors import ConfigError
 from esper.grower.governor import place_moments
 from esper.growth.model import GrowingModel
-from esper.growth.seed import Seed
-from esper.growth.slot import Slot, side_pass
+from esper.growth.slot import Seed, Slot, side_pass
 from esper.lifecycle.table import SeedMeasurements, SeedTable, Stage
 from esper.serialization import from_plain, to_plain
 

@@ -15,9 +15,9 @@ from torch.autograd.graph import register_multi_grad_hook
 from esper.config.arguments import Flops, NonNegativeFloat, Seconds, check_arguments
 from esper.engine.budget import TRAINING_PASSES
 from esper.errors import ConfigError, SlotError
-from esper.growth.copies import copy_with
+from esper.growth.links import unwrap_optimizer
 from esper.growth.model import MODEL_ADVICE, OPTIMIZER_ADVICE, GrowingModel, require_attached
-from esper.growth.optimizers import unwrap_optimizer
+from esper.numerics.modules import copy_with
 from esper.serialization import from_plain, to_plain
 
 

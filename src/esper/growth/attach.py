@@ -12,9 +12,8 @@ from torch import nn
 from esper.config.arguments import Advice, check_arguments
 from esper.errors import SlotError, did_you_mean
 from esper.growth.blueprints.registry import Context, get
-from esper.growth.example_input import Arguments, PlainModule
-from esper.growth.frozen import WHOLE
-from esper.growth.hooks import list_named_modules
+from esper.growth.hooks import WHOLE, list_named_modules
+from esper.growth.inputs import Arguments, PlainModule
 from esper.growth.model import GrowingModel
 
 PATTERN = "re:"

@@ -19,8 +19,8 @@ from torch import nn
 
 from esper.config.arguments import describe_value
 from esper.errors import SlotError
-from esper.growth.copies import copy_with
 from esper.growth.hooks import GrowthHook, find_hook_tables, list_named_modules
+from esper.numerics.modules import copy_with
 
 LAYER = "layer_idx"
 """Attribute of a module with the index of its cache layer."""

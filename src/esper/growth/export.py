@@ -16,10 +16,10 @@ from esper.config.arguments import FilePath, check_arguments
 from esper.errors import EsperError, ExportError, RunError
 from esper.extras import require_extra
 from esper.files import move_durably
-from esper.growth.copies import copy_with
-from esper.growth.example_input import Arguments
 from esper.growth.hooks import find_attached, find_tensors
+from esper.growth.inputs import Arguments
 from esper.growth.slot import Slot
+from esper.numerics.modules import copy_with
 
 TOLERANCE = 1e-5
 """Largest difference of finite outputs, relative to the largest output or 1; more for less precise dtypes."""

@@ -24,14 +24,12 @@ from torch.func import functional_call
 
 from esper.errors import ExportError, SlotError
 from esper.growth.blueprints.registry import Context, Folded
-from esper.growth.copies import copy_with
 from esper.growth.depth import CONFIGURATION, DepthTracker, deepen
-from esper.growth.example_input import call_host, fit_example
 from esper.growth.hooks import find_tensors, list_named_modules
-from esper.growth.seed import Seed
+from esper.growth.inputs import call_host, fit_example
 from esper.growth.site import Site
-from esper.growth.slot import Slot, side_pass
-from esper.numerics.modules import keep_modes
+from esper.growth.slot import Seed, Slot, side_pass
+from esper.numerics.modules import copy_with, keep_modes
 
 if TYPE_CHECKING:
     from esper.growth.model import GrowingModel

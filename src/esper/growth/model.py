@@ -17,28 +17,34 @@ from torch import Tensor, nn
 from esper.config.arguments import AtLeastTwo, Batches, NonNegativeInt, PositiveInt, check_arguments
 from esper.errors import CheckpointError, ConfigError, ExportError, LookError, SlotError
 from esper.growth.blueprints.registry import get
-from esper.growth.copies import Copies
 from esper.growth.depth import CONFIGURATION, DepthTracker
-from esper.growth.example_input import Arguments, ExampleInput, PlainModule, find_input_place, first_tensor
 from esper.growth.finalize import build_plain_module, choose_kept, refuse_while_growing
-from esper.growth.frozen import FrozenParts, require_no_checkpointing
 from esper.growth.hooks import (
     GROWING_ADVICE,
+    FrozenParts,
     InputHook,
     OutputHook,
     SourceHook,
     find_attached,
     list_hooks,
     list_named_modules,
+    require_no_checkpointing,
     require_unsharded,
     require_untraced,
 )
+from esper.growth.inputs import (
+    Arguments,
+    ExampleInput,
+    PlainModule,
+    find_input_place,
+    first_tensor,
+    is_mask_or_cache,
+    list_argument_names,
+)
+from esper.growth.links import SLOT_KEY, SLOTS_PREFIX, Copies, OptimizerLink, unwrap_optimizer
 from esper.growth.look import Look, look
-from esper.growth.optimizers import SLOT_KEY, SLOTS_PREFIX, OptimizerLink, unwrap_optimizer
-from esper.growth.positions import is_mask_or_cache, list_argument_names
 from esper.growth.probe import probe
-from esper.growth.seed import Seed
-from esper.growth.slot import Slot
+from esper.growth.slot import Seed, Slot
 from esper.growth.summary import GrowthSummary, Offer, Preview, TriedModule, summarise_slot
 
 M = TypeVar("M", bound=nn.Module)

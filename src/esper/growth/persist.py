@@ -24,12 +24,12 @@ from esper.config.arguments import FilePath, check_arguments
 from esper.config.settings import Settings
 from esper.errors import CheckpointError, EsperError, RunError, SlotError
 from esper.files import TEMPORARY_SUFFIX, lock_folder, write_atomically
-from esper.growth.example_input import Arguments, PlainModule
-from esper.growth.frozen import hash_frozen
+from esper.growth.hooks import hash_frozen
+from esper.growth.inputs import Arguments, PlainModule
+from esper.growth.links import SLOTS_PREFIX
 from esper.growth.model import MODEL_ADVICE, GrowingModel, require_attached
-from esper.growth.optimizers import SLOTS_PREFIX
-from esper.growth.seed import Seed
 from esper.growth.site import Layout
+from esper.growth.slot import Seed
 from esper.lifecycle.actions import Blend
 from esper.serialization import (
     Count,

@@ -15,14 +15,6 @@ from esper.errors import SlotError, did_you_mean
 from esper.growth.blueprints.blocks import find_branch_outputs
 from esper.growth.blueprints.registry import LayerCall
 from esper.growth.blueprints.units import find_hidden, is_unaltered
-from esper.growth.example_input import (
-    FEWEST_EXAMPLES,
-    Arguments,
-    call_host,
-    describe_failure,
-    first_tensor,
-    replace_input,
-)
 from esper.growth.hooks import (
     find_features,
     find_output_tensor,
@@ -31,7 +23,16 @@ from esper.growth.hooks import (
     list_named_modules,
     replace_features,
 )
-from esper.growth.positions import CallRecorder, pad_nested
+from esper.growth.inputs import (
+    FEWEST_EXAMPLES,
+    NESTED_ADVICE,
+    Arguments,
+    CallRecorder,
+    call_host,
+    describe_failure,
+    first_tensor,
+    replace_input,
+)
 from esper.growth.site import CHANNELS_LAST, Layer, Layout, Site
 from esper.numerics.flops import count_flops
 from esper.numerics.modules import keep_modes
@@ -116,8 +117,6 @@ def probe(
         if first is not None and isinstance(returned, Tensor) and not returned.is_nested:
             keeps_shape = (first.shape, first.dtype) == (returned.shape, returned.dtype)
         unaltered = type(module).forward not in _PLAIN_LAYERS or is_unaltered(module, call, returned)
-        if isinstance(output, Tensor) and output.is_nested:
-            output = pad_nested(output)
         record = _RecordedCall(output, holds_features(returned), keeps_shape, unaltered, call)
         recorded.setdefault(name, []).append(record)
 
@@ -246,6 +245,8 @@ def _find_problem(name: str, outputs: Sequence[Any], batch: int) -> str:
             kind, packed = "a tuple that begins with a PackedSequence", True
         unpack = ": use the padded tensor that pad_packed_sequence returns" if packed else ""
         return f"submodule {name!r} returns {kind}; a slot needs a tensor, or a tuple that begins with one{unpack}"
+    if output.is_nested:
+        return f"submodule {name!r} returns nested tensors: {NESTED_ADVICE}"
     shape = tuple(output.shape)
     if not output.is_floating_point():
         return f"submodule {name!r} returns {output.dtype} values; a slot needs floating-point features"

@@ -19,9 +19,9 @@ from esper.errors import CheckpointError, ConfigError
 from esper.extras import describe_missing
 from esper.grower import Grower
 from esper.grower.evaluation import Evaluate
-from esper.growth.example_input import Arguments
+from esper.growth.inputs import Arguments
+from esper.growth.links import SLOT_KEY, unwrap_optimizer
 from esper.growth.model import GrowingModel
-from esper.growth.optimizers import SLOT_KEY, unwrap_optimizer
 from esper.growth.persist import KEY, GrowthInStateDict
 from esper.integrations import MeanLoss, step_grower
 from esper.ladders.plan import make_plan

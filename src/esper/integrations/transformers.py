@@ -20,9 +20,9 @@ from esper.errors import ConfigError
 from esper.extras import describe_missing
 from esper.grower import Grower
 from esper.grower.evaluation import Evaluate
-from esper.growth.example_input import Arguments
+from esper.growth.inputs import Arguments
+from esper.growth.links import unwrap_optimizer
 from esper.growth.model import GrowingModel
-from esper.growth.optimizers import unwrap_optimizer
 from esper.growth.persist import GrowthInStateDict
 from esper.integrations import MeanLoss, step_grower
 from esper.ladders.plan import make_plan

@@ -23,14 +23,13 @@ from esper.config.arguments import (
 from esper.dash.formats import duration
 from esper.errors import ConfigError
 from esper.files import print_line
-from esper.growth.copies import copy_with
-from esper.growth.example_input import Arguments, PlainModule, find_input_place, first_tensor
-from esper.growth.optimizers import unwrap_optimizer
+from esper.growth.inputs import Arguments, PlainModule, find_input_place, first_tensor
+from esper.growth.links import unwrap_optimizer
 from esper.ladders.plan import ADVICE as PLAN_ADVICE
 from esper.ladders.plan import DECAY, SHARE, LadderPlan, Sizes, make_plan, require_plain
 from esper.ladders.rungs import Ladder, RungFolder
 from esper.ladders.training import BRANCHES, Evaluate, LadderTraining
-from esper.numerics.modules import global_generators, keep_generators
+from esper.numerics.modules import copy_with, global_generators, keep_generators
 from esper.serialization import Checkpoint, Checkpoints
 
 TrainStep = Callable[..., Any]

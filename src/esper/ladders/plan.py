@@ -15,13 +15,13 @@ from esper.config.arguments import Flops, NonNegativeFloat, PositiveInt, check_a
 from esper.engine.budget import TRAINING_PASSES
 from esper.errors import ConfigError, plural
 from esper.grower.spending import warmup_stable_decay
-from esper.growth.copies import copy_with
-from esper.growth.example_input import Arguments, call_host, first_tensor, fit_example
 from esper.growth.finalize import SAVING_METHODS, is_built_alike
+from esper.growth.inputs import Arguments, call_host, first_tensor, fit_example
 from esper.growth.model import GrowingModel
 from esper.growth.summary import align_columns
 from esper.ladders.towers import Towers, count_blocks, deepen_in_place, find_towers, grow_towers, plan_copies
 from esper.numerics.flops import count_flops
+from esper.numerics.modules import copy_with
 
 SHARE, DECAY = 0.2, 0.2
 """Default fractions of ``steps``: for training at each depth after the first, and for each decay."""

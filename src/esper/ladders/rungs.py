@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from esper.config.settings import Settings
 from esper.errors import CheckpointError, RunError
 from esper.files import TEMPORARY_SUFFIX, parse_json, read_bounded, write_atomically
-from esper.growth.example_input import Arguments, call_host, fit_example
 from esper.growth.finalize import SAVING_METHODS
+from esper.growth.inputs import Arguments, call_host, fit_example
 from esper.growth.summary import align_columns
 from esper.ladders.plan import LadderPlan
 from esper.numerics.modules import keep_buffers, keep_generators, keep_modes

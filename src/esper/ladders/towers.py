@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from esper.errors import ConfigError, did_you_mean
 from esper.growth.blueprints.registry import LayerCall
 from esper.growth.depth import copy_block, deepen, find_configuration
-from esper.growth.example_input import Arguments, call_host, describe_failure
 from esper.growth.hooks import find_features, list_named_modules
+from esper.growth.inputs import Arguments, call_host, describe_failure
 from esper.numerics.modules import keep_buffers, keep_generators, keep_modes
 
 

@@ -21,9 +21,9 @@ from esper.config.arguments import describe_value, read_number
 from esper.engine.budget import TRAINING_PASSES
 from esper.errors import CheckpointError, ConfigError, DivergedError, plural
 from esper.files import print_line
-from esper.growth.example_input import Arguments, find_input_place, first_tensor
 from esper.growth.hooks import find_tensors
-from esper.growth.optimizers import unwrap_optimizer
+from esper.growth.inputs import Arguments, find_input_place, first_tensor
+from esper.growth.links import unwrap_optimizer
 from esper.ladders.plan import LadderPlan, count_forward
 from esper.ladders.rungs import Ladder, Rung, RungFolder, measure_latency
 from esper.ladders.towers import deepen_in_place, grow_towers, read_depths

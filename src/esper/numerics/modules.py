@@ -4,13 +4,19 @@ Layers are initialised from an explicit generator: weights are He-uniform (He et
 are zero. Torch's global generator is not used.
 """
 
+import copy
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from esper.errors import EsperError
+
+T = TypeVar("T")
 
 
 class Stackable(nn.Module):
@@ -133,3 +139,23 @@ def global_generators(network: nn.Module) -> list[torch.Generator]:
     """Torch's own random generators: of the CPU, and of all CUDA devices in use by ``network``."""
     devices = {parameter.device.index for parameter in network.parameters() if parameter.is_cuda}
     return [torch.default_generator, *(torch.cuda.default_generators[device] for device in sorted(devices))]
+
+
+def copy_with(module: nn.Module, value: T, error: type[EsperError], shared: Iterable[object] = ()) -> T:
+    """A deep copy of ``value``, the module or what contains it, in which ``shared`` objects are not copied."""
+    # Layers with the old `torch.nn.utils.weight_norm` or `spectral_norm` keep a weight that they compute before each
+    # pass. The copy gets its values without the graph.
+    memo: dict[int, Any] = {
+        id(attribute): attribute.detach().clone()
+        for part in module.modules()
+        for attribute in vars(part).values()
+        if isinstance(attribute, Tensor) and not attribute.is_leaf
+    }
+    try:
+        return copy.deepcopy(value, memo | {id(part): part for part in shared})
+    except (RuntimeError, TypeError, ValueError, NotImplementedError) as failure:
+        name, reason = type(module).__name__, str(failure).strip().partition("\n")[0].partition(".  ")[0]
+        raise error(
+            f"{name} cannot be copied ({reason}): let modules keep no locks, open files or generators as attributes, "
+            "and no results of a pass in lists"
+        ) from failure

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from esper.growth.blueprints.registry import Blueprint
-from esper.growth.seed import BlendedBlueprint
+from esper.growth.slot import BlendedBlueprint
 from esper.lifecycle.actions import Blend
 from esper.numerics.arrays import Ints
 from esper.population.execution import make_stacked_call
@@ -358,7 +358,7 @@ class SeedKind(NamedTuple):
 
 
 SeedModule: TypeAlias = Blueprint | BlendedBlueprint
-"""The result of `esper.growth.seed.blend_blueprint`: a seed's parameters and computation."""
+"""The result of `esper.growth.slot.blend_blueprint`: a seed's parameters and computation."""
 
 
 @dataclass(frozen=True)

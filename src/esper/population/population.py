@@ -18,8 +18,8 @@ from esper.engine.budget import Budget, Charge, Cost, Costs, affordable_blueprin
 from esper.engine.gradients import GradientHealthSettings
 from esper.errors import ConfigError, SlotError
 from esper.growth.blueprints.registry import Blueprint, Context, get
-from esper.growth.seed import blend_blueprint, count_blend_parameters, require_blends
 from esper.growth.site import Layout, Site
+from esper.growth.slot import blend_blueprint, count_blend_parameters, require_blends
 from esper.lifecycle.actions import Blend
 from esper.lifecycle.rules import ActionMasks, Rules, legal_actions
 from esper.lifecycle.table import NO_BLUEPRINT, SeedMeasurements, SeedTable, Stage

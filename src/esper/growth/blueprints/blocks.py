@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from esper.errors import SlotError
 from esper.growth.blueprints.registry import Blueprint, Context, Family, Folded, LayerCall, register
 from esper.growth.depth import copy_block
-from esper.growth.positions import drop_caches, list_argument_names, list_caches
+from esper.growth.inputs import drop_caches, list_argument_names, list_caches
 from esper.growth.site import Layout, Site
 
 
