@@ -189,7 +189,8 @@ def find_mask_or_cache(
         typed = isinstance(value, PackedSequence) or (tensor is not None and tensor.dtype is torch.bool)
         # A square mask hides later positions from all examples, unless it can be one [B, T] of their padding.
         square = tensor is not None and tensor.dim() == 2 and len(tensor) == tensor.shape[1]
-        of_order = square and "pad" not in name.lower() and (name in _ORDER_MASKS or tensor.shape[1] != batch)
+        fits_batch = tensor is not None and tensor.shape[:1] == (batch,)
+        of_order = square and "pad" not in name.lower() and (name in _ORDER_MASKS or not fits_batch)
         if (named or typed) and not of_order:
             return name or type(value).__name__
     return ""
