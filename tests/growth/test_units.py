@@ -21,7 +21,8 @@ from esper.growth.blueprints.units import Units
 from esper.growth.model import GrowingModel
 from esper.growth.promise import compute_promise
 from esper.numerics.random_streams import module_generator
-from factories import EncoderClassifier, draw_normal, generator
+from factories import draw_normal, generator
+from growth.padded_hosts import TorchEncoder
 
 
 class Block(nn.Module):
@@ -575,7 +576,7 @@ def test_where_units_cannot_be_added_says_what_to_do(case: tuple[Callable[[], nn
 
 
 def test_padding_in_the_example_input_is_refused() -> None:
-    host, padding = EncoderClassifier().eval(), torch.zeros(3, 6, dtype=torch.bool)
+    host, padding = TorchEncoder(nested=True).eval(), torch.zeros(3, 6, dtype=torch.bool)
     padding[1, 4:] = True
     place: Any = tuple(f"encoder.layers.0.{name}" for name in ("linear1", "dropout", "linear2"))
     with pytest.raises(SlotError, match="leave padding out of the example input"), torch.no_grad():
