@@ -6,8 +6,6 @@ residual policy learning (Silver et al., 2018, arXiv:1812.06298; Johannink et al
 discrete choices: logits add up instead of forces.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The interface of controllers, which decide about growth, and controllers in files of users (``FILE.py:NAME``)."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Collection, Sequence

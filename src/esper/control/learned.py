@@ -1,7 +1,5 @@
 """A trained policy as a controller, and how it is restored from a training run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple

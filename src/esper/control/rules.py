@@ -4,8 +4,6 @@ A rule reads the observation's features by name, handles the seeds that are ther
 germinates. `ActionBuilder` turns each step into legal actions for the networks still undecided.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias

@@ -1,7 +1,5 @@
 """The growth engine: everything about the growth of networks but their training; its settings and its interfaces."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 

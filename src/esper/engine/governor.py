@@ -1,7 +1,5 @@
 """The governor: watches losses and skills of E networks and rolls back those whose training blows up."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Protocol, Self

@@ -8,8 +8,6 @@ explode where they are orders of magnitude smaller or larger (Pascanu, Mikolov a
 over decisions and says which are healthy. Gate G2, observations and events read what it returns, for both backends.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Self
 

@@ -1,7 +1,5 @@
 """The history of each network's episode, as far as observations depend on it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

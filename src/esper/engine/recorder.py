@@ -1,7 +1,5 @@
 """The events of a decision, made in one place for whoever trains: gates, changes of stage, rollbacks and the step."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, cast

@@ -3,8 +3,6 @@
 All that is known of the model is kept here. What the first of several processes measures holds in all of them.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """A grower's decisions, the modules that it tried, and how growth ended."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence

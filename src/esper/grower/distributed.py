@@ -12,8 +12,6 @@ changes nothing. Where it is constructed on a model that has grown already, as i
 ``find_unused_parameters=True``: some parameters may be frozen or pruned.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ The wrappers of ``evaluate`` can be nested: ``Refit(Constrained(measure_two_sets
 can be called with the model like the function that it wraps.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Whether one model learns, its snapshots, and its rollbacks."""
 
-from __future__ import annotations
-
 import copy
 import math
 import warnings

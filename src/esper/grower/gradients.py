@@ -1,7 +1,5 @@
 """Records gradient norms of a model's host and modules when backward passes add to them: before anything clips them."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """The growth engine for one model in a user's training loop."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence

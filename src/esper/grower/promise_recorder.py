@@ -4,8 +4,6 @@ Where a minibatch's loss is a mean over its examples, its backward pass brings t
 that `esper.growth.promise` needs, divided by the number of examples. So no loss function is needed.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections import deque
 from collections.abc import Callable, Sequence

@@ -5,8 +5,6 @@ once, and added in the backward pass of that loss, times the factor by which it 
 gradients, buffers and random numbers are the same as without forks.
 """
 
-from __future__ import annotations
-
 import copy
 import inspect
 import math

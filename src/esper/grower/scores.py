@@ -35,8 +35,6 @@ Each broken constraint so costs at least the whole range of an accuracy. A modul
 has a negative contribution, and the grower prunes the module without which ``excess`` is smallest.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple, cast

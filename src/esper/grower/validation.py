@@ -1,7 +1,5 @@
 """`esper.Validation`: measures a model on validation data for the usual tasks, as means that keep their examples."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain

@@ -1,7 +1,5 @@
 """Put growth slots on a model."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, cast

@@ -6,8 +6,6 @@ layer in ``layer_idx``, so a copy needs another index. A shared ``config`` has t
 Models without either can grow deeper, too.
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """Export a plain model to a file that does not need Esper."""
 
-from __future__ import annotations
-
 import importlib
 import tempfile
 from collections.abc import Mapping

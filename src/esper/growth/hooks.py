@@ -1,7 +1,5 @@
 """Hooks of a growing host: its input, counts of passes, frozen parts; tensors in what a module returns."""
 
-from __future__ import annotations
-
 import hashlib
 import sys
 from collections.abc import Generator, Iterable, Iterator, Mapping, MutableMapping, Sequence

@@ -7,8 +7,6 @@ Trainers such as Lightning's save nothing of a model but its state dict, which h
 packed into one tensor of bytes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import ExitStack
 from math import isclose, isfinite

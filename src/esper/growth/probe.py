@@ -1,7 +1,5 @@
 """Find the sites of a host: layout and size of the features of each named submodule, from one forward pass."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial

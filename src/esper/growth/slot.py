@@ -3,8 +3,6 @@
 A slot is an `nn.Module`, so that it is copied, pickled and compiled with the host, which itself stays untouched.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Annotated, Any, Protocol, Self, cast

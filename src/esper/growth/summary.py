@@ -1,7 +1,5 @@
 """Tables of the seeds in a model, of the costs of further seeds, and of the modules that were tried."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum

@@ -1,7 +1,5 @@
 """Growth, and models of several sizes, under Lightning's Trainer (extra ``lightning``)."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Generator, Mapping
 from contextlib import ExitStack, contextmanager

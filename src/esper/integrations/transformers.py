@@ -1,7 +1,5 @@
 """Growth, and models of several sizes, under Hugging Face's Trainer (extra ``hf``)."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """The factored action: one operation per environment and step, with its choices."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from enum import IntEnum
 from typing import Annotated, Any, Self, TypeAlias

@@ -1,7 +1,5 @@
 """One step of the lifecycle: apply every environment's action, let time pass in all other slots, and move alpha."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

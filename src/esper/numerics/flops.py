@@ -4,8 +4,6 @@ Elementwise work, reductions, normalisation and moving data are free, here as in
 formula of torch's have one below, or are named as uncounted.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import warnings

@@ -5,8 +5,6 @@ a slot where variants start to differ, copies of the block are appended to the b
 up to a slot have the same features there, and in evaluation mode a host treats every example separately.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial

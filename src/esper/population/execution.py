@@ -8,8 +8,6 @@
 README.md in this folder has diagrams of them.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext

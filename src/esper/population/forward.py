@@ -4,8 +4,6 @@ A slot op takes features ``[E, N, ...]`` and changes only the rows of networks t
 call per bank, one scatter. So the cost of a slot is that of its seeds, however many networks have none.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext

@@ -5,8 +5,6 @@ keep no state except buffers, and its random numbers must come from torch's glob
 network separately.
 """
 
-from __future__ import annotations
-
 import copy
 import random
 from collections.abc import Mapping, Sequence

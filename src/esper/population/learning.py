@@ -1,7 +1,5 @@
 """Train every network of a population on its own data, in its own order, by optimizers that work row by row."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial, reduce
 from typing import NamedTuple, cast

@@ -4,8 +4,6 @@ One forward and backward pass gives features and functional gradients at all slo
 differentiated example by example, for all networks at once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial

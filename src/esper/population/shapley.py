@@ -6,8 +6,6 @@ exactly 0. The second part applies this to the seeds of a population's networks,
 and to the seeds of one model under a user's measure.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial

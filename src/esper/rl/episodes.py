@@ -1,7 +1,5 @@
 """E episodes side by side: the growth engine on a population, with training, ends and rewards of episodes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

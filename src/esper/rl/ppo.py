@@ -4,8 +4,6 @@
 hyperparameters, the meanings of its figures, and the terms of the loss.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest

@@ -1,7 +1,5 @@
 """The figures of a training iteration: computing, checking, storing and summarising them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

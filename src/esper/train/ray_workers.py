@@ -1,7 +1,5 @@
 """Workers on Ray, on this machine or a cluster; Ray does retries, placement and transport."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

@@ -1,7 +1,5 @@
 """The results of controllers and other arms on each instance, and the files that store them."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Sequence

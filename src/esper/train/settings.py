@@ -1,7 +1,5 @@
 """The configuration of a training run: one tree of the settings of all parts."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, Self
 

@@ -1,7 +1,5 @@
 """Train a growth controller: collect, update, record, write a checkpoint, repeat."""
 
-from __future__ import annotations
-
 import copy
 import os
 import time

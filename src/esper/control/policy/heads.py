@@ -8,8 +8,6 @@ The layers come first: they are initialised from an explicit generator. Observat
 pass, by running moments that only an update changes, so that an update computes with exactly the inputs of acting.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import NamedTuple

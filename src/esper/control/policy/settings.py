@@ -1,7 +1,5 @@
 """Sizes and initialisation of the learned controller, and the floors of its probabilities."""
 
-from __future__ import annotations
-
 from typing import Self
 
 from pydantic import Field, field_validator, model_validator

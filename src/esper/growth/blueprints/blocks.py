@@ -1,7 +1,5 @@
 """Blueprints that add depth: a copy of the block that the slot follows, run right after it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Blueprints that act on channels: a norm, perceptrons, low-rank maps, a skip from the input, gates."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

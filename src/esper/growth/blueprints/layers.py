@@ -7,8 +7,6 @@ Functions on columns use only the last axes. So a blueprint written with them co
 ``[B, ...]``, or R seeds with stacked parameters ``[R, *shape]`` from features ``[R, B, ...]``.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

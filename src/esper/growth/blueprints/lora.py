@@ -1,7 +1,5 @@
 """Low-rank updates of a layer's weight, merged into the weight when the model is finalized."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Blueprints that mix positions: neighbouring samples or pixels, and tokens by position or by content."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """More hidden units between two layers of a host; they become part of these layers when the model is finalized."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from functools import cache
