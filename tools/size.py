@@ -24,22 +24,22 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "esper"
 
 ROOMS: dict[tuple[str, ...], int] = {
-    ("growth",): 6_550,
-    ("grower",): 5_130,
-    ("engine", "lifecycle", "control"): 5_100,
-    ("population",): 3_500,
-    ("rl", "train"): 5_050,
-    ("tasks",): 3_250,
-    ("runs", "dash"): 3_850,
-    ("lab",): 4_400,
-    ("ladders",): 1_650,
-    ("commands", "cli.py", "integrations"): 1_760,
+    ("growth",): 6_350,
+    ("grower",): 4_550,
+    ("engine", "lifecycle", "control"): 4_800,
+    ("population",): 3_350,
+    ("rl", "train"): 4_850,
+    ("tasks",): 3_050,
+    ("runs", "dash"): 3_500,
+    ("lab",): 4_200,
+    ("ladders",): 1_600,
+    ("commands", "cli.py", "integrations"): 1_700,
 }
 """Budgets in lines, by folders and files of `src/esper`; what stands in none of them is the ground."""
-GROUND = 2_350
-LINES = 42_350
-MEGABYTES = 1.95
-TEST_LINES = 56_000
+GROUND = 2_250
+LINES = 39_850
+MEGABYTES = 1.86
+TEST_LINES = 53_550
 WORDS = 35_000
 GENERATED = ("docs/architecture/rooms.md", "docs/gallery/*.md", "docs/reference/events.md")
 
