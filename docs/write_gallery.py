@@ -158,7 +158,7 @@ By random seed:
 ## What was kept, and why
 
 A module is kept if the score or the loss is better with it than with it switched off, by more than a standard error.
-The figures are means over the runs that judged it. *Loss without it* is how much higher the validation loss is with the
+The figures are means over the runs that rated it. *Loss without it* is how much higher the validation loss is with the
 module switched off.
 
 | slot | module | planted in | kept in | contribution to the score | loss without it |

@@ -141,7 +141,7 @@ SCORES = re.compile(r"accuracy without growth ([01]\.\d+), with growth ([01]\.\d
 @pytest.mark.parametrize("name", ["plain_loop", "own_blueprint", "lightning_trainer", "hugging_face_trainer", *DEEPER])
 def test_an_example_grows_and_tells_the_scores(name: str, tmp_path: Path):
     if name in REQUIRED and importlib.util.find_spec(REQUIRED[name]) is None:
-        pytest.skip(f"needs {NEEDED[name]}")
+        pytest.skip(f"needs {REQUIRED[name]}")
     result = subprocess.run(
         [sys.executable, str(EXAMPLES / f"{name}.py")],
         check=False,
