@@ -74,7 +74,7 @@ class ExportError(EsperError):
 
 
 class LookError(EsperError):
-    """A loss or data set on which expansion scores cannot be measured."""
+    """A loss or data set on which promises cannot be measured."""
 
 
 def escape_unprintable(text: str) -> str:

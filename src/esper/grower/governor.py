@@ -109,7 +109,7 @@ class ModelSnapshot:
         for slot, seed in model.seeds.items():
             if not seed.fossilized or self._seeds.get(slot) is not seed:
                 model.slots[slot].remove()
-        # What was pruned since the snapshot has no place any more.
+        # Tensors of modules that were pruned since the snapshot no longer exist.
         for name, tensor in self._name_tensors().items():
             if name in self._values:
                 tensor.copy_(self._values[name])

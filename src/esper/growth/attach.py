@@ -91,12 +91,11 @@ def attach(
     Args:
         model: Any module.
         slots: Names of submodules, or a mapping from names to lists of blueprints or ``"auto"``: all that fit, for
-            tokens without those that mix positions, such as ``attention``. A name
-            that starts with ``re:`` is a regular expression that must match whole names; `GrowingModel.summary` prints
-            how many each matches. New hidden units (``units``, ``units_8``) grow
-            between two layers, linear or convolutions, that a tuple names with all modules between them in the order of
-            their calls, such as activations and dropout: ``("fc1", "act", "fc2")``. Their slot is after the last layer
-            and has its name.
+            tokens without those that mix positions, such as ``attention``. A name that starts with ``re:`` is a regular
+            expression that must match whole names; `GrowingModel.summary` prints how many each matches. For new hidden
+            units (``units``, ``units_8``), pass a tuple that lists the first layer, everything between, and the last
+            layer, in call order: ``("fc1", "act", "fc2")``. Layers are linear or convolutions; between them are
+            activations and dropout. The slot is after the last layer and has its name.
         example_input: Arguments of the model with at least two examples: a tensor, a tuple of positional arguments, or
             a dictionary of keyword arguments. It is used in a forward pass to find the features at each slot.
         causal: Whether tokens must not depend on later ones, as in a language model; None: detected by a forward pass.

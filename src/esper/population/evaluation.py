@@ -202,7 +202,8 @@ def forward_variants(population: Population, variants: Variants, inputs: Tensor)
 
 
 EVALUATION_CHUNK = 512
-"""Number of examples per network in one forward pass; it limits memory and does not change results."""
+"""Examples per network in one forward pass of committed networks and of Shapley values; it limits memory and does not
+change results. Training and validation have the setting `examples_per_pass`."""
 
 
 def evaluate(population: Population, batch: Batch, due: Bools | None = None) -> Evaluation:

@@ -166,9 +166,10 @@ FIGURES: Mapping[str, str] = {
     "head_clip_fraction": "share of these whose own probability ratio left the clip range",
     "module_gradient_norm": "of encoder, lstm, value, or a head's own parameters, before clipping",
 }
-"""What each figure of an update means, for documentation, dashboard, reports and alarms.
+"""What each figure of an update means. All are stored; charts are chosen in `dash/static/js/views/learning.js` and
+`lab/policy_figures.py`, and take their captions from here.
 
-Means are over its minibatches, before their optimizer step.
+Means are over an update's minibatches, before their optimizer step.
 """
 
 
