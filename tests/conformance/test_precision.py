@@ -54,7 +54,7 @@ class Recording(esper.grower.callbacks.GrowerCallback):
         self.records: list[tuple[esper.Decision, Any, Any]] = []
 
     def on_decision(self, grower: esper.Grower, decision: esper.Decision) -> None:
-        self.records.append((decision, grower.engine.assessed.evaluation, grower.engine.applied.stages))
+        self.records.append((decision, grower.engine.assessed, grower.engine.applied.stages))
 
 
 class Classifier(nn.Module):

@@ -217,7 +217,7 @@ class ForkTrainer:
         average: Callable[[Tensor], None],
     ) -> None:
         self._model, self._optimizer, self._loss, self._average = model, optimizer, loss, average
-        self._scaler = scaler or torch.amp.GradScaler(enabled=False)
+        self._scaler = scaler
         self._forks: dict[str, SeedlessFork] = {}
         self._minibatches = 0
         """Minibatches from which forks have learned since the last decision."""
@@ -276,8 +276,8 @@ class ForkTrainer:
         fork_gradients: list[dict[nn.Parameter, Tensor]] = []
         for fork in forks:
             with side_pass(self._model, ()), torch.enable_grad():
-                fork_gradients.append(fork.compute_gradients(lambda: self._scaler.scale(compute())))
-        scale = self._scaler.scale(torch.ones_like(loss.detach()))
+                fork_gradients.append(fork.compute_gradients(lambda: self._scale(compute())))
+        scale = self._scale(torch.ones_like(loss.detach()))
 
         @torch.no_grad()
         def add_to_forks(weight: Tensor) -> None:
@@ -293,6 +293,9 @@ class ForkTrainer:
             self._minibatches += 1
 
         loss.register_hook(add_to_forks)
+
+    def _scale(self, loss: Tensor) -> Tensor:
+        return loss if self._scaler is None else self._scaler.scale(loss)
 
     def _check_minibatch(self, loss: float, compute: Callable[[], Tensor]) -> None:
         """Warn if ``loss`` is not that of the minibatch, which two passes of the model show if nothing is random."""
@@ -324,7 +327,7 @@ class ForkTrainer:
                 self._average(parameter)
             # A gradient scaler skips steps with gradients that are not finite.
             gradients = [parameter.grad for parameter in fork.learned if parameter.grad is not None]
-            if not self._scaler.is_enabled() or all(bool(gradient.isfinite().all()) for gradient in gradients):
+            if self._scaler is None or all(bool(gradient.isfinite().all()) for gradient in gradients):
                 fork.optimizer.step()
             fork.zero_gradients()
 
