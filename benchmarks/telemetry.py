@@ -185,7 +185,8 @@ def measure_iteration(settings: TrainSettings, learner: PPO, store: RunStore, nu
     lap.telemetry += time.thread_time() - start
     lap.events = len(shard.events)
     update = learner.update(concatenate_rollouts([shard.rollout]), number / settings.iterations)
-    figures = compute_figures(settings, [shard], update, None, 0.0)
+    steps = int(np.sum(shard.log.running)) + shard.baseline_steps
+    figures = compute_figures(settings, [shard.log], steps, update, None, 0.0)
     start = time.thread_time()
     record_iteration(store, Iteration(number + 1, settings.iterations, figures), {})
     lap.telemetry += time.thread_time() - start + recorder.seconds + store.thread_seconds - committed

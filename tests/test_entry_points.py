@@ -6,6 +6,7 @@ from dataclasses import asdict
 from inspect import signature
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from esper.commands import evaluate
@@ -17,6 +18,7 @@ from esper.grower.grower import Grower
 from esper.lab.experiment import Experiment
 from esper.lifecycle.rules import Rules
 from esper.rl.gym import GrowthSettings, GrowthVectorEnv
+from esper.tasks.registry import get_suite
 from esper.train.evaluation import make_evaluation_config
 from esper.train.settings import TrainSettings
 
@@ -81,6 +83,17 @@ def test_evaluation_takes_what_the_page_calls_the_runs_own() -> None:
     assert {setting: terms[setting] for setting in own} == {setting: vars(settings)[setting] for setting in own}
     assert terms["device"] == settings.devices[0]
     assert terms.keys() == {*own, "device"}  # and what the page says is not used, or is drawn from, is not there
+
+
+def test_how_networks_are_computed_reaches_them_from_everywhere() -> None:
+    given = {"networks_per_pass": 3, "examples_per_pass": 5, "bf16": True, "strategy": "looped"}
+    settings = load_settings(TrainSettings, None, [f"{name}={str(value).lower()}" for name, value in given.items()])
+    instances = get_suite(settings.suite).sample(2, "train", np.random.default_rng(0))
+    environment = GrowthVectorEnv(2, **given)
+    environment.reset(seed=0)
+    for episodes in (make_evaluation_config(settings).create_episodes(instances), environment.episodes):
+        config = vars(episodes.population.config)
+        assert {name: config[name] for name in given} == given
 
 
 def test_auto_is_refused_by_training_and_says_why() -> None:

@@ -324,7 +324,7 @@ class Checkpoint:
 
 
 class Checkpoints:
-    """The checkpoints of one run; the newest `keep` are kept."""
+    """The checkpoints of one run; the newest `keep`, at least 1, are kept."""
 
     def __init__(self, folder: Path, keep: int = 3) -> None:
         self.folder = folder

@@ -202,3 +202,23 @@ def test_the_page_has_what_the_kept_runs_say(foreign: ModuleType) -> None:
     for arm, mean, count in zip(arms, means[2:], counts[2:], strict=True):
         assert read(mean) == pytest.approx([summaries[arm].mean_gain], abs=0.00501)
         assert read(count) == [summaries[arm].wins, summaries[arm].losses]
+
+
+def test_data_follow_from_the_seed_and_parts_are_disjoint(foreign: ModuleType) -> None:
+    for name, problem in foreign.PROBLEMS.items():
+        first, again, other = problem.data(1), problem.data(1), problem.data(2)
+        for part, same in zip(first, again, strict=True):
+            assert torch.equal(part.targets, same.targets), name
+            assert all(map(torch.equal, part.inputs, same.inputs)), name
+        changed = [not torch.equal(one, two) for one, two in zip(first.train.inputs, other.train.inputs, strict=True)]
+        assert any(changed), f"{name}: another seed gives the same data"
+        # Inputs with many different values name an example.
+        rows = [
+            {row.numpy().tobytes() for row in part.inputs[0].flatten(1)} for part in first if part.inputs[0].ndim > 1
+        ]
+        for index, part in enumerate(rows):
+            assert not part & set().union(*rows[index + 1 :]) or name in TEXTS, name
+
+
+TEXTS = ("lstm_classifier", "gru_language_model", "gpt")
+"""Models of a text, in which some lines occur more than once."""

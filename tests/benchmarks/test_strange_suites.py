@@ -15,7 +15,7 @@ from esper.lifecycle.rules import Rules
 from esper.numerics.arrays import Floats, Ints
 from esper.population.execution import Execution
 from esper.tasks import registry
-from esper.tasks.instance import Instance
+from esper.tasks.instance import PARTS, Instance
 from esper.tasks.suite import Suite
 from esper.train.evaluation import EvaluationConfig, evaluate_controllers
 from esper.train.workers import LocalWorkers
@@ -100,3 +100,14 @@ def test_a_linear_map_is_enough_where_nothing_is_to_be_gained_and_not_elsewhere(
     flat = {name: score_linear(shown.reshape(len(shown), -1), labels) for name, (shown, labels) in orbits.items()}
     assert flat["drift"] > 0.65
     assert max(flat["damping"], flat["law"]) < 0.4
+
+
+def test_parts_are_disjoint_and_equal_instances_have_equal_data(suite: Suite, instances: list[Instance]) -> None:
+    for instance in instances:
+        parts = [suite.data(instance, part) for part in PARTS]
+        rows = np.concatenate([data.inputs.flatten(1).numpy() for data in parts])
+        assert len(np.unique(rows, axis=0)) == len(rows)
+        for part, data in zip(PARTS, parts, strict=True):
+            again = suite.data(Instance.from_json(instance.to_json()), part)
+            assert torch.equal(again.inputs, data.inputs)
+            assert torch.equal(again.labels, data.labels)

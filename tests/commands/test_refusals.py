@@ -78,9 +78,6 @@ def test_a_folder_that_is_not_there_yet_is_named(
     )
 
 
-# Help of all commands: no empty defaults.
-
-
 # A number that no command can do is refused by every command that takes one, before it does anything.
 
 

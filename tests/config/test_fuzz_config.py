@@ -7,13 +7,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from esper.config.loading import load_settings
 from esper.errors import EsperError
 from esper.tasks.registry import get_suite, suite_names
 from esper.train.settings import TrainSettings
-from fuzzing import Mutator, assert_legible, harmless
+from fuzzing import MOST_CALLS, Mutator, assert_legible, harmless
 
 pytestmark = pytest.mark.landing
 
@@ -81,6 +83,22 @@ def folder() -> Iterator[Path]:
         get_suite(name)  # what is imported on first use is no harm
     yield path
     shutil.rmtree(path)
+
+
+def test_endless_work_is_noticed(folder: Path):
+    def work():
+        with harmless(folder):
+            for _ in range(MOST_CALLS):
+                len(CORPUS)
+
+    with pytest.raises(AssertionError):
+        work()
+
+
+@settings(max_examples=300, phases=[Phase.generate])
+@given(seed=st.integers(0, 2**63))
+def test_any_damage_ends_in_settings_or_an_error_of_ours(folder: Path, seed: int):
+    Target(folder, seed).outcome()
 
 
 def test_damage_reaches_syntax_and_values(folder: Path, count_figure: Callable[[str, int], None]):

@@ -6,6 +6,7 @@ import copy
 import gc
 import io
 import math
+import warnings
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -487,6 +488,37 @@ def test_a_loss_that_does_not_depend_on_the_model_is_refused() -> None:
         grower.isolated_backward(loss, inputs, labels)
 
 
+def test_parameters_that_a_loss_took_from_the_model_earlier_are_refused() -> None:
+    training, grower = on_probation()
+    inputs, labels = make_data()
+    kept = list(training.model.host.parameters())
+    loss = training.loss(inputs, labels)
+    grower.backend.forks._loss = lambda x, y: training.loss(x, y) + sum(one.norm() for one in kept)
+    with pytest.raises(ConfigError, match="uses parameters that were taken from the growing model earlier"):
+        grower.isolated_backward(loss, inputs, labels)
+
+
+def test_gradients_that_a_loop_does_not_zero_are_kept_in_forks_too() -> None:
+    training, grower = on_probation()
+    (fork,) = grower.backend.forks.forks.values()
+
+    def step() -> list[Tensor]:
+        inputs, labels = make_data()
+        loss = training.loss(inputs, labels)
+        grower.isolated_backward(loss, inputs, labels)
+        loss.backward()
+        grower.optimizer.step()
+        return [parameter.grad.clone() for parameter in fork.learned if parameter.grad is not None]
+
+    grower.optimizer.zero_grad()
+    for group in grower.optimizer.param_groups:
+        group["lr"] = 0.0
+    first, second = step(), step()
+    assert first, "gradients stay until the loop zeroes them"
+    for once, twice in zip(first, second, strict=True):
+        torch.testing.assert_close(twice, 2 * once, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("other", ["inputs", "labels", "scale", "nothing", "nothing, with dropout"])
 def test_another_loss_than_that_of_the_minibatch_is_warned_of(other: str) -> None:
     training, grower = on_probation(host="dropout" if "dropout" in other else BATCHED)
@@ -497,8 +529,31 @@ def test_another_loss_than_that_of_the_minibatch_is_warned_of(other: str) -> Non
     with torch.no_grad():
         training.model(inputs[:9])  # another pass in between does not matter
     wrong = pytest.warns(UserWarning, match="but the grower's loss function computes")
-    with nullcontext() if "nothing" in other else wrong:
+    with warnings.catch_warnings() if "nothing" in other else wrong:
+        if "nothing" in other:
+            warnings.simplefilter("error")
         grower.isolated_backward(loss / 2 if other == "scale" else loss, inputs, labels)
+
+
+@pytest.mark.slow
+def test_a_compiled_model_has_forks_like_any_other() -> None:
+    def contributions(*, compiles: bool) -> list[dict[str, float]]:
+        training = Training()
+        network = torch.compile(training.model, backend="eager") if compiles else training.model
+
+        def loss(inputs: Tensor, labels: Tensor) -> Tensor:
+            return F.cross_entropy(network(inputs), labels)
+
+        training.loss = loss  # type: ignore[method-assign]
+        grower = grown(training, planting(0, 1))
+        found: list[dict[str, float]] = []
+        for _ in range(DECISIONS):
+            training.learn(grower.isolated_backward)
+            found.append(grower.step(train_loss=1.0).contributions)
+        assert len(grower.backend.forks.forks) == 2
+        return found
+
+    assert contributions(compiles=True) == contributions(compiles=False)
 
 
 def test_what_is_only_measured_teaches_nothing() -> None:

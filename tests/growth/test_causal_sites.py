@@ -108,3 +108,19 @@ def test_the_user_knows_better():
     tokens = torch.randint(7, (3, 5), generator=generator())
     assert attach(Reader(both_ways=True), ["head"], tokens, causal=True).slots["head"].site.causal
     assert not attach(Reader(), ["head"], tokens, causal=False).slots["head"].site.causal
+
+
+class SelfAttention(nn.Module):
+    """Gets the same tokens as queries, keys and values."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention, self.head = nn.MultiheadAttention(4, 2, batch_first=True), nn.Linear(4, 4)
+
+    def forward(self, query, key, value):
+        return self.head(self.attention(query, key, value, need_weights=False)[0])
+
+
+def test_a_tensor_that_is_given_twice_is_changed_everywhere():
+    tokens = torch.randn(2, 5, 4, generator=generator())
+    assert not attach(SelfAttention(), ["head"], (tokens, tokens, tokens)).slots["head"].site.causal

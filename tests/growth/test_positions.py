@@ -15,6 +15,7 @@ import tiny_transformers
 from esper.errors import CheckpointError, SlotError
 from esper.growth.attach import attach
 from esper.growth.blueprints.registry import Blueprint, get, names
+from esper.growth.inputs import find_mask_or_cache
 from esper.growth.persist import load, save
 from esper.growth.site import CHANNELS_LAST, Layout, Site
 from factories import fossilize, plant
@@ -355,3 +356,21 @@ def test_a_finalized_model_cannot_check_its_calls_and_says_so() -> None:
     fossilize(model, slot, "attention")
     with pytest.warns(UserWarning, match=f"mixed at {slot!r}, .* call it without padding"):
         model.finalize()
+
+
+class FromNested(nn.Module):
+    """Means over the rows of a nested tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, rows: Tensor, several: Tensor) -> Tensor:
+        return self.layer(rows + torch.stack([part.mean(0) for part in several.unbind()]))
+
+
+def test_a_nested_argument_is_a_sign_of_padding() -> None:
+    several = torch.nested.nested_tensor([torch.randn(2, 4), torch.randn(3, 4)])
+    model = attach(FromNested(), {"layer": ["mlp"]}, (torch.randn(2, 4), several))
+    assert model(torch.randn(2, 4), several).shape == (2, 3)
+    assert find_mask_or_cache(("rows", "several"), (torch.randn(2, 4), several), {}, 2) == "several"

@@ -575,6 +575,12 @@ def test_where_units_cannot_be_added_says_what_to_do(case: tuple[Callable[[], nn
     assert not any(part._forward_pre_hooks for part in net.modules())
 
 
+def test_layers_before_and_behind_a_pool_over_positions_get_units():
+    host = nn.Sequential(nn.Linear(6, 8), Mixing(lambda x: x.mean(1)), nn.Linear(8, 3))
+    model = esper.attach(host, {("0", "1", "2"): ["units_4"]}, torch.randn(4, 5, 6, generator=generator()))
+    assert model.slots["2"].blueprints
+
+
 def test_padding_in_the_example_input_is_refused() -> None:
     host, padding = TorchEncoder(nested=True).eval(), torch.zeros(3, 6, dtype=torch.bool)
     padding[1, 4:] = True

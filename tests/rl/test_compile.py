@@ -83,3 +83,12 @@ def test_a_policy_evaluates_stored_decisions_without_looking_at_a_value() -> Non
     with Looks() as looks:
         student.policy.evaluate(rollout.observations, rollout.masks, rollout.actions, rollout.state)
     assert looks.found == []
+
+
+def test_looks_are_noticed() -> None:
+    values = torch.arange(3.0)
+    with Looks() as looks:
+        bool(values.sum() > 1)
+        values[values > 1]
+        values[0].item()
+    assert looks.found == ["__bool__", "__getitem__", "item"]

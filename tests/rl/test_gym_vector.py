@@ -300,8 +300,10 @@ def test_reset_options_are_checked(options: dict[str, Any], message: str) -> Non
 
 def test_what_was_not_begun_cannot_go_on() -> None:
     env = make()
-    with pytest.raises(ResetNeeded, match=r"call reset\(\) before step"):
+    with pytest.raises(ResetNeeded, match=r"call reset\(\) first"):
         env.step(make_wait_actions(E))
+    with pytest.raises(ResetNeeded, match=r"call reset\(\) first"):
+        _ = env.masks
     with pytest.raises(ResetNeeded, match="reset all networks once"):
         env.reset(options={"reset_mask": np.array([True, False, False])})
 
@@ -501,3 +503,8 @@ def test_a_rollback_is_told() -> None:
     _, rewards, terminated, _, info = env.step(make_wait_actions(E))
     assert info["rolled_back"].tolist() == terminated.tolist() == [False, True, False]
     assert rewards[1] < rewards[[0, 2]].min()
+
+
+def test_a_single_environment_has_no_number_of_networks() -> None:
+    with pytest.raises(ConfigError, match="num_envs is an argument of GrowthVectorEnv"):
+        GrowthEnv(num_envs=2)

@@ -182,6 +182,16 @@ def test_damage_reaches_every_check(folder: Path, count_figure: Callable[[str, i
     count_figure("checkpoints fuzzed", 1900)
 
 
+@pytest.mark.slow
+def test_50_000_damages(folder: Path, count_figure: Callable[[str, int], None]):
+    reached, target = Counter[str](), Target(folder, 2)
+    for _ in range(50_000):
+        target.damage()
+        reached[outcome(target)] += 1
+    assert_deep(reached)
+    count_figure("checkpoints fuzzed", reached.total())
+
+
 def assert_deep(reached: Counter[str]) -> None:
     """Not only the hash is tested: a fair share gets past every check before the last."""
     count = reached.total()

@@ -206,6 +206,19 @@ def test_a_policy_learns_on_another_device_what_it_learns_on_the_cpu(tmp_path: P
         torch.testing.assert_close(value, found[1][name], rtol=1e-3, atol=1e-4, msg=name)
 
 
+def test_what_is_fetched_is_what_was_decided() -> None:
+    settings = tiny()
+    policy = create_policy(settings)
+    running = Episodes(get_suite("short"), sample_instances(settings, 0, 0), settings.rules)
+    result = collect_rollout(task(settings))
+    rollout = result.rollout
+    state = policy.initial_state(running.size)
+    again = policy.evaluate(rollout.observations, rollout.masks, rollout.actions, state)
+    torch.testing.assert_close(again.chosen_log_prob, rollout.chosen_log_prob, atol=1e-5, rtol=0)
+    torch.testing.assert_close(again.value, rollout.value, atol=1e-5, rtol=1e-5)
+    assert rollout.actions.dtype == torch.int64
+
+
 def test_a_policy_that_learned_with_bf16_is_loaded_without(tmp_path: Path) -> None:
     settings = tiny("iterations=1")
     with started(tmp_path, settings) as trainer:

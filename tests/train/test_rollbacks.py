@@ -68,6 +68,12 @@ def test_it_comes_back_from_json_as_it_was() -> None:
     assert history_from_state(json.loads(json.dumps(history_to_state(history)))) == history
 
 
+def test_so_does_what_is_not_a_number() -> None:
+    unknown = {**UPDATE, "value_loss": math.nan}
+    (update,) = history_from_state(json.loads(json.dumps(history_to_state((unknown,)))))
+    assert math.isnan(update["value_loss"])
+
+
 def test_more_than_is_remembered_is_not_taken_up() -> None:
     assert len(history_from_state(history_to_state((UPDATE,) * (HISTORY + 3)))) == HISTORY
 

@@ -117,7 +117,7 @@ class PolicyOrigin(Settings):
     policy: PolicySettings = PolicySettings()
     """The policy's sizes."""
     growth: ObservedGrowth = ObservedGrowth()
-    """The part of its `GrowthConfig` that it observes."""
+    """The part of the run's `GrowthConfig` that the policy's observations depend on."""
 
     @property
     def promise(self) -> PromiseSettings | None:

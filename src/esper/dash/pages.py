@@ -13,7 +13,6 @@ from esper.dash.run_view import (
     Fields,
     describe_ending,
     describe_seeds,
-    is_grower,
     plain,
     read_networks,
     read_payload,
@@ -36,7 +35,7 @@ from esper.runs.events import (
     StepTaken,
 )
 from esper.runs.reader import SCORE, EventRecord, RunMetric, RunReader, describe_contributions
-from esper.runs.run_directory import RunDirectory, progress_metric, read_progress
+from esper.runs.run_directory import RunDirectory, is_grower, progress_metric, read_progress
 from esper.train.iteration import LEVELS, UPDATE
 from esper.train.results import read_verdicts
 

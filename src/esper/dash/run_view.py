@@ -12,7 +12,8 @@ from typing import Any, NamedTuple, Self, cast
 from esper.errors import RunError
 from esper.runs.events import EpisodeStarted, LifecycleTransition, StepTaken
 from esper.runs.reader import RunReader
-from esper.runs.run_directory import RunDirectory
+from esper.runs.run_directory import RunDirectory, is_grower
+from esper.runs.views import OF_DECISION, STAGE_COLUMNS
 
 DEPTH = 3
 """Levels of folders that are searched for runs."""
@@ -68,16 +69,7 @@ DAMAGED = "damaged"
 DEEPEST = 60
 """Levels of nesting that are kept; no event has more than five."""
 _LAST_ITERATION = 2**62
-_STAGE_COLUMNS = {
-    "training": "trained",
-    "blending": "blended",
-    "holding": "held",
-    "fossilized": "fossilized",
-    "pruned": "pruned",
-}
-"""Column of the step at which a seed first came to a stage."""
-_OF_DECISION = ("cause", "contribution", "error", "price", "threshold", "loss_gain", "loss_error", "loss_threshold")
-"""Columns about the decision that kept or pruned a seed."""
+_COLUMNS = {stage: column for column, stage in STAGE_COLUMNS.items()}
 Fields = dict[str, Any]
 """An event's fields, as JSON."""
 
@@ -131,11 +123,6 @@ class Episode(NamedTuple):
         if number is not None and not first <= number <= last:
             raise RunError(f"there is no episode {number} in this run: choose one from {first} to {last}")
         return cls(last if number is None else number, first, last)
-
-
-def is_grower(metadata: Mapping[str, Any]) -> bool:
-    """Whether a run is of a `Grower`."""
-    return metadata.get("command") == "grow"
 
 
 def read_networks(
@@ -198,9 +185,9 @@ def describe_seeds(network: Events) -> list[Fields]:
             rows.append(current[slot])
         if (seed := current.get(slot)) is None:
             continue
-        if isinstance(stage, str) and stage in _STAGE_COLUMNS:
-            seed.setdefault(_STAGE_COLUMNS[stage], change.get("step"))
+        if isinstance(stage, str) and stage in _COLUMNS:
+            seed.setdefault(_COLUMNS[stage], change.get("step"))
         if stage in ("fossilized", "pruned"):
             seed["outcome"] = stage
-            seed |= {name: change.get(name) for name in _OF_DECISION}
+            seed |= {name: change.get(name) for name in ("cause", *OF_DECISION.split())}
     return rows

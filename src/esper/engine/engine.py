@@ -24,7 +24,7 @@ from esper.serialization import from_plain, to_plain
 
 
 class GrowthConfig(Settings):
-    """Settings of growth, in episodes and by an `esper.Grower`: rollbacks, budget, measurements and plateau."""
+    """Settings of growth, in episodes and in an `esper.Grower`: rollbacks, budget, measurements and plateau."""
 
     governor: GovernorSettings | None = GovernorSettings()
     """Detects diverged training and rolls it back; null: no rollbacks."""
@@ -126,7 +126,7 @@ class Assessed:
 
     training: TrainingReport
     evaluation: Evaluation
-    """The networks after rollbacks."""
+    """The networks after rollbacks; `skill`, `finite` and `diverged` are from before them."""
     before_rollback: Evaluation
     intervention: Intervention
     measurements: SeedMeasurements

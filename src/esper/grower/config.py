@@ -1,4 +1,5 @@
-"""Configuration of a grower: its settings, the controller that they name, and checks of what `Grower.step` is given."""
+"""Configuration of a grower: its settings, the controller that they name, and checks of what `Grower.step` and
+`load_state_dict` are given."""
 
 from __future__ import annotations
 
@@ -46,7 +47,6 @@ from esper.engine.engine import GrowthConfig
 from esper.engine.governor import GovernorSettings
 from esper.errors import CheckpointError, ConfigError, did_you_mean, plural
 from esper.extras import require_extra
-from esper.grower import scores
 from esper.grower.scores import ACCURACY, LOSS, ConstraintSet, Metrics, check_number, name_loss, parse_metrics
 from esper.growth.blueprints.registry import Blueprint
 from esper.growth.promise import PromiseSettings
@@ -181,7 +181,7 @@ def check_step(
     """
     loss = check_number(train_loss, "train_loss")
     fraction = math.nan if train_accuracy is None else check_number(train_accuracy, "train_accuracy")
-    if train_accuracy is not None and not 0 <= fraction <= 1 + scores.ROUNDING:
+    if train_accuracy is not None and not 0 <= fraction <= 1 + ROUNDING:
         raise ConfigError(f"train_accuracy is {fraction:g}: give a fraction in [0, 1], or omit it")
     # Without metrics `evaluate` is called; with some of them, all must be given.
     if val_loss is None and accuracy is None and metrics is None:

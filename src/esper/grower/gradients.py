@@ -23,7 +23,10 @@ A single step may miss it rightly, as where experts are called by turns."""
 
 
 def register_gradient_hooks(module: nn.Module, callback: Callable[[Tensor], None]) -> list[RemovableHandle]:
-    """Call ``callback`` with every parameter in ``module`` whenever a backward pass has added to its gradient."""
+    """Call ``callback`` with every parameter in ``module`` whenever a backward pass has added to its gradient.
+
+    Returns the handles that remove the hooks.
+    """
     handles: list[RemovableHandle] = []
     for parameter in module.parameters():
         if not (parameter.is_floating_point() or parameter.is_complex()):

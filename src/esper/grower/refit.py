@@ -133,16 +133,22 @@ class SeedlessFork:
         for parameter, duplicate in self._parameters.items():
             duplicate.requires_grad_(parameter.requires_grad)
         learning = [duplicate for duplicate in self._parameters.values() if duplicate.requires_grad]
+        of_model = cast("list[nn.Parameter]", [key for key in self._parameters if key.requires_grad])
 
         # Differentiated within `run`, since a backward pass may compute parts of the forward pass once more.
         def differentiate() -> dict[nn.Parameter, Tensor]:
-            value = loss()
+            value, parameters = loss(), [*learning, *of_model]
             if not value.requires_grad:
                 return {}
-            found = cast("Sequence[Tensor | None]", torch.autograd.grad(value, learning, allow_unused=True))
-            return {key: gradient for key, gradient in zip(learning, found, strict=True) if gradient is not None}
+            found = cast("Sequence[Tensor | None]", torch.autograd.grad(value, parameters, allow_unused=True))
+            return {key: gradient for key, gradient in zip(parameters, found, strict=True) if gradient is not None}
 
         gradients = self.run(differentiate)
+        if not gradients.keys().isdisjoint(of_model):
+            raise ConfigError(
+                "the grower's loss function uses parameters that were taken from the growing model earlier: it must "
+                "take them from the model at each call"
+            )
         if not gradients:
             raise ConfigError(
                 f"the grower's loss function does not depend on the model without the seed in slot "
@@ -153,11 +159,11 @@ class SeedlessFork:
 
     @property
     def learned(self) -> list[nn.Parameter]:
-        """The parameters with a gradient since the last step."""
+        """The parameters with a gradient."""
         return [parameter for parameter in self._parameters.values() if parameter.grad is not None]
 
     def zero_gradients(self) -> None:
-        """Drop the gradients since the last step."""
+        """Drop all gradients."""
         for parameter in self._parameters.values():
             parameter.grad = None
 
@@ -221,6 +227,8 @@ class ForkTrainer:
         self._forks: dict[str, SeedlessFork] = {}
         self._minibatches = 0
         """Minibatches from which forks have learned since the last decision."""
+        self._slots_with_gradient: set[str] = set()
+        """Slots whose fork got a gradient since the last step."""
         # Groups before a step, in which some optimizers count; the step after it, in which some compute gradients.
         optimizer.register_step_pre_hook(self._sync_forks)
         optimizer.register_step_post_hook(self._step_forks)
@@ -267,14 +275,14 @@ class ForkTrainer:
 
     def add_gradients(self, loss: Tensor, minibatch: Sequence[Any], named: Mapping[str, Any]) -> None:
         """Add the gradients of forks on this minibatch in the backward pass of ``loss``."""
-        forks = list(self.forks.values())
+        forks = self.forks
         if self._loss is None or not forks or not loss.requires_grad:
             return
         compute = partial(self._loss, *minibatch, **named)
         if not self._minibatches:
             self._check_minibatch(float(loss.detach()), compute)
         fork_gradients: list[dict[nn.Parameter, Tensor]] = []
-        for fork in forks:
+        for fork in forks.values():
             with side_pass(self._model, ()), torch.enable_grad():
                 fork_gradients.append(fork.compute_gradients(lambda: self._scale(compute())))
         scale = self._scale(torch.ones_like(loss.detach()))
@@ -283,13 +291,14 @@ class ForkTrainer:
         def add_to_forks(weight: Tensor) -> None:
             model_gradients = [parameter.grad for parameter in self._model.parameters()]
             zeroed = not any(grad is not None and (grad.is_sparse or grad.any()) for grad in model_gradients)
-            for fork, gradients in zip(forks, fork_gradients, strict=True):
+            for fork, gradients in zip(forks.values(), fork_gradients, strict=True):
                 if zeroed:
                     fork.zero_gradients()
                 for parameter, gradient in gradients.items():
                     # Gradient and weight each contain the loss scale once; a fork's optimizer sees unscaled gradients.
                     added = (gradient * (weight / scale / scale)).to(parameter.dtype)
                     parameter.grad = added if parameter.grad is None else parameter.grad + added
+            self._slots_with_gradient |= forks.keys()
             self._minibatches += 1
 
         loss.register_hook(add_to_forks)
@@ -317,7 +326,8 @@ class ForkTrainer:
     def _step_forks(self, *_: Any) -> None:
         """Average the gradients of forks over processes, and step their optimizers."""
         forks = self.forks
-        if forks and not any(fork.learned for fork in forks.values()):
+        trained, self._slots_with_gradient = self._slots_with_gradient, set()
+        if forks and trained.isdisjoint(forks):
             raise ConfigError(
                 f"the optimizer made a step without a gradient for the fork without the seed in slot "
                 f"{next(iter(forks))!r}, which esper.Refit needs: {_CALL}"
@@ -329,7 +339,6 @@ class ForkTrainer:
             gradients = [parameter.grad for parameter in fork.learned if parameter.grad is not None]
             if self._scaler is None or all(bool(gradient.isfinite().all()) for gradient in gradients):
                 fork.optimizer.step()
-            fork.zero_gradients()
 
     def state_dict(self) -> dict[str, Any]:
         """All forks, as plain values: each as large as the model and its optimizer's state."""

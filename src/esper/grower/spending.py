@@ -74,7 +74,7 @@ class Spending:
 
     @property
     def flops(self) -> float:
-        """FLOPs spent so far; it is an error if they cannot be counted."""
+        """FLOPs spent so far; raises ConfigError if they cannot be counted."""
         self._require_countable()
         return self._flops
 
@@ -90,7 +90,7 @@ class Spending:
 
     @property
     def share(self) -> float:
-        """The share of the budget that is spent, from 0 to 1; it is an error if there is none.
+        """The share of the budget that is spent, from 0 to 1; raises ConfigError if there is none.
 
         With several processes each has its own. For a grower's, all use that of the first process when it last decided.
         """

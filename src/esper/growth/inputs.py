@@ -117,10 +117,11 @@ def first_tensor(arguments: Arguments) -> Tensor:
 
 
 def replace_input(arguments: Arguments, tensor: Tensor) -> Arguments:
-    """The arguments with another first tensor, at the same index or keyword."""
+    """The arguments with another first tensor, wherever it is given."""
     if isinstance(arguments, Tensor):
         return tensor
-    replaced = {**_list_by_place(arguments), find_input_place(arguments): tensor}
+    first = first_tensor(arguments)
+    replaced = {place: tensor if value is first else value for place, value in _list_by_place(arguments).items()}
     return cast("Arguments", replaced) if isinstance(arguments, Mapping) else tuple(replaced.values())
 
 
@@ -184,9 +185,10 @@ def find_mask_or_cache(
     ``names`` are those of the positional arguments, and ``batch`` is the number of examples.
     """
     for name, value in _name_arguments(names, arguments, keywords):
-        tensor = value if isinstance(value, Tensor) else None
+        nested = isinstance(value, Tensor) and value.is_nested
+        tensor = value if isinstance(value, Tensor) and not nested else None
         named = is_mask_or_cache(name) and value is not None and not (isinstance(value, int) and not value)
-        typed = isinstance(value, PackedSequence) or (tensor is not None and tensor.dtype is torch.bool)
+        typed = isinstance(value, PackedSequence) or nested or (tensor is not None and tensor.dtype is torch.bool)
         # A square mask hides later positions from all examples, unless it can be one [B, T] of their padding.
         square = tensor is not None and tensor.dim() == 2 and len(tensor) == tensor.shape[1]
         fits_batch = tensor is not None and tensor.shape[:1] == (batch,)

@@ -195,7 +195,10 @@ def health_figure(target_kl: float) -> Figure:
 def exhibit_health(store: Path, target_kl: float, rollbacks: Mapping[str, int]) -> Exhibit:
     """The `health_figure` of a run; ``rollbacks`` counts the governor's rollbacks by their cause."""
     (figure,) = run_queries(store, [health_figure(target_kl)])
-    caption = "Health of the policy's updates, by iteration; dashed: the KL divergence at which an update ends early"
+    caption = (
+        "Health of the policy's updates, by iteration; dashed: the KL divergence at which an update ends early, and "
+        "the variance that a constant explains (0)"
+    )
     if anomalies := Counter(row["name"] for row in figure.rows if row["kind"] == "anomaly"):
         counts = [f"{name} ({number})" for name, number in sorted(anomalies.items())]
         caption += f"; ticks at the bottom mark iterations with an anomaly: {', '.join(counts)}. "

@@ -45,7 +45,7 @@ from esper.lab.standings import (
 from esper.lifecycle.table import Stage
 from esper.runs.events import LifecycleTransition, RolledBack, RunResumed, RunStarted
 from esper.runs.reader import ACCURACY, LOSS, SCORE_MEANING, RunMetric, RunReader
-from esper.runs.run_directory import RUN_ADVICE, STUDY, RunDirectory, RunProgress, read_progress
+from esper.runs.run_directory import RUN_ADVICE, STUDY, RunDirectory, RunProgress, is_grower, read_progress
 from esper.tasks.suite import Split
 from esper.train.iteration import TrainingSummary, summarise_run
 from esper.train.results import read_evaluation
@@ -212,7 +212,7 @@ def _require_comparable(run: RunDirectory, metadata: Mapping[str, Any], bare: Ru
             "SELECT count(*) FROM events WHERE type = ? AND json_extract(payload, '$.after') = 'germinated'",
             LifecycleTransition.name,
         )[0]
-    if found.get("command") != "grow":
+    if not is_grower(found):
         raise ConfigError(f"{bare.path} is not a run of a `Grower`, so it has no bare host: {advice}")
     if germinated:
         raise ConfigError(f"{bare.path} is not bare, as {plural(germinated, 'seed')} germinated in it: {advice}")
@@ -296,7 +296,7 @@ def report_on(paths: Sequence[Path], bare: Path | None = None) -> Report:
         for run in runs:
             if not run.store.is_file():
                 raise RunError(f"no run at {run.path}: a bare host is compared with a run of a `Grower`")
-        if len(paths) != 1 or not _is_grown(runs[0]):
+        if len(paths) != 1 or not runs[0].is_grown():
             raise ConfigError("a bare host is compared with one run of a `Grower`: leave it out for other runs")
         return report_grown(*runs)
     if len(paths) > 1:
@@ -306,17 +306,12 @@ def report_on(paths: Sequence[Path], bare: Path | None = None) -> Report:
         raise RunError(f"no run at {path}: {_MADE_BY}")
     run = RunDirectory(path)
     if run.store.is_file() and run.config.is_file():
-        return report_grown(run) if _is_grown(run) else _report_training(run)
+        return report_grown(run) if run.is_grown() else _report_training(run)
     if path.is_dir() and any(path.glob("*/seed-*/config.yaml")):
         return report_configurations(path, *read_experiment(path))
     if (path / STUDY).is_file():
         raise RunError(f"{path} is a sweep, whose study is in {path / STUDY}: give the directory of one of its trials")
     raise RunError(f"{path} is neither a run nor a comparison: {_MADE_BY}")
-
-
-def _is_grown(run: RunDirectory) -> bool:
-    with RunReader.open(run.store) as reader:
-        return reader.metadata().get("command") == "grow"
 
 
 def write_report(run: RunDirectory) -> Path:

@@ -120,10 +120,11 @@ class AutocastInVmap(TorchFunctionMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         dtype = self._dtype if func in _ROUNDED else torch.float32 if func in _RAISED else None
+        if dtype is None:
+            return func(*args, **(kwargs or {}))
 
         def convert(argument: Any) -> Any:
-            changes = dtype is not None and isinstance(argument, Tensor) and argument.is_floating_point()
-            return argument.to(dtype) if changes else argument
+            return argument.to(dtype) if isinstance(argument, Tensor) and argument.is_floating_point() else argument
 
         return func(*map(convert, args), **{name: convert(argument) for name, argument in (kwargs or {}).items()})
 

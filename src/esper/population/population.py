@@ -155,7 +155,7 @@ class PopulationConfig:
     """Largest number of networks that are computed at once, to limit memory; None: all. Results do not depend on it."""
     examples_per_pass: int | None = None
     """Largest number of examples that are computed at once, in training and in measurements; None: all. Gradients of
-    the parts of a minibatch are added up, so results change only by rounding; hosts of which that is not so are
+    the parts of a minibatch are added up, so results change only by rounding; hosts for which that does not hold are
     refused."""
     bf16: bool = False
     """Whether all forward passes are computed under autocast in bfloat16. Parameters, optimizer state, losses and

@@ -151,13 +151,14 @@ class GrowthVectorEnv(VectorEnv[Arrays, Array, Array]):
     def episodes(self) -> Episodes:
         """The current episodes, after the first `reset`."""
         if self._episodes is None:
-            raise ResetNeeded("call reset() before step()")
+            raise ResetNeeded("call reset() first")
         return self._episodes
 
     @property
     def masks(self) -> ActionMasks:
         """The legal actions now, after the first `reset`."""
-        assert self._masks is not None, "the episodes come with them"
+        if self._masks is None:
+            raise ResetNeeded("call reset() first")
         return self._masks
 
     def reset(
@@ -364,6 +365,8 @@ class GrowthEnv(gymnasium.Env[dict[str, Any], Array]):
     metadata: dict[str, Any] = {"render_modes": []}
 
     def __init__(self, **settings: Any) -> None:
+        if "num_envs" in settings:
+            raise ConfigError("num_envs is an argument of GrowthVectorEnv: make that one with gymnasium.make_vec")
         self.vector = GrowthVectorEnv(1, **settings)
         """The same network as a vector environment."""
         self.observation_space = self.vector.single_observation_space

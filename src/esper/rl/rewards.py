@@ -182,8 +182,9 @@ def register_reward(
     ```
 
     The function returns the terms whose sum is a step's reward, by name, ``[E]`` each, in units of the score; the name
-    ``rollback`` is the governor's. The reward of a network must depend only on that network. ``weights`` are the fields
-    of `RewardSettings` that the mode reads. The same definition again, as in a notebook, replaces it.
+    ``rollback`` is the governor's. The reward of a network must depend only on that network. ``families`` are the
+    families of scores that it can pay in, ``weights`` the fields of `RewardSettings` that it reads. The same definition
+    again, as in a notebook, replaces it.
 
     Raises:
         ConfigError: the name is empty, the decorated object is not a function, another function has that name, or a

@@ -169,8 +169,9 @@ def estimate_advantages(
 ) -> Tensor:
     """Generalised advantage estimates ``[T, E]`` (Schulman et al., 2016) of aligned episodes.
 
-    A_t = sum_k (gamma lam)^k d_{t+k} with d_t = r_t + gamma V_{t+1} - V_t, where V_T is ``final_values [E]``. All
-    else is ``[T, E]``; where ``running`` is False, after an episode's end, rewards, values and advantages are 0.
+    A_t = sum_k (gamma lam)^k d_{t+k} with d_t = r_t + gamma V_{t+1} - V_t, where V_T is ``final_values [E]``: 0 where
+    the episode terminated, the value of the next state where it was cut. All else is ``[T, E]``; where ``running`` is
+    False, after an episode's end, rewards, values and advantages are 0.
     """
     rewards, values = rewards * running, values * running
     final_values = final_values * running[-1]
@@ -192,7 +193,8 @@ def subtract_group_mean(advantages: Tensor, group: int) -> Tensor:
     """Subtract from each environment's advantage ``[T, E]`` the mean of the others in its group, step by step.
 
     Environments i*group .. (i+1)*group - 1 work on the same instance, so the others' mean estimates what it is worth
-    under the policy, and adds no bias, as it does not depend on the environment's own actions. ``group`` divides E.
+    under the policy, and adds no bias, as it does not depend on the environment's own actions. ``group``, at
+    least 2, divides E.
     """
     grouped = advantages.reshape(advantages.shape[0], -1, group)
     mean_of_others = (grouped.sum(-1, keepdim=True) - grouped) / (group - 1)

@@ -29,7 +29,7 @@ Tool = Literal["tensorboard", "wandb", "mlflow"]
 """Supported tools; the extra that installs a tool's library has the same name."""
 Value = str | int | float | bool
 
-STAGES = ("germinated", "training", "blending", "holding", "fossilized", "pruned")
+_STAGES = ("germinated", "training", "blending", "holding", "fossilized", "pruned")
 """Stages that seeds enter."""
 LIBRARIES: Mapping[str, str] = {"tensorboard": "tensorboardX", "wandb": "wandb", "mlflow": "mlflow"}
 _PROJECT = "esper"
@@ -100,7 +100,7 @@ def read_metrics(reader: RunReader, iteration: int) -> dict[str, float]:
             iteration,
         )
     )
-    counts = {f"lifecycle/{stage}": float(entered.get(stage, 0)) for stage in STAGES}
+    counts = {f"lifecycle/{stage}": float(entered.get(stage, 0)) for stage in _STAGES}
     return {**reader.scalars_at(iteration), **counts}
 
 

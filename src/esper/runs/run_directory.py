@@ -180,7 +180,7 @@ class RunDirectory:
         if not self.has_store:
             return False
         with RunReader.open(self.store) as reader:
-            return reader.metadata().get("command") == "grow"
+            return is_grower(reader.metadata())
 
     def locked(self, what: str) -> AbstractContextManager[None]:
         """Context manager that locks the run for writing; `what` is the running command, for others' messages."""
@@ -253,9 +253,14 @@ def read_progress(run: RunDirectory, reader: RunReader) -> RunProgress:
     )
 
 
+def is_grower(metadata: Mapping[str, Any]) -> bool:
+    """Whether a run is of a `Grower`."""
+    return metadata.get("command") == "grow"
+
+
 def progress_metric(metadata: Mapping[str, Any]) -> tuple[RunMetric, str]:
     """The metric that measures a run, and the name of the scalar that holds its values."""
-    if metadata.get("command") != "grow":
+    if not is_grower(metadata):
         return OBJECTIVE, "objective"
     metric = RunMetric.from_metadata(metadata)
     return metric, metric.scalar

@@ -38,26 +38,28 @@ WHERE events.type = '{event}'
 _NETWORK = "episode environment step "
 _PAYLOAD = "events.payload"
 
-_OF_DECISION = "contribution error price threshold loss_gain loss_error loss_threshold"
-_STAGES = {
+OF_DECISION = "contribution error price threshold loss_gain loss_error loss_threshold"
+"""Columns about the decision that kept or pruned a seed."""
+STAGE_COLUMNS = {
     "trained": "training",
     "blended": "blending",
     "held": "holding",
     "fossilized": "fossilized",
     "pruned": "pruned",
 }
+"""The stage at whose first step each column has the step."""
 _FIRST_STEPS = ",\n    ".join(
-    f"MIN(CASE WHEN after = '{stage}' THEN step END) AS {name}" for name, stage in _STAGES.items()
+    f"MIN(CASE WHEN after = '{stage}' THEN step END) AS {name}" for name, stage in STAGE_COLUMNS.items()
 )
 _AT_THE_END = ",\n    ".join(
     f"MAX(CASE WHEN after IN ('fossilized', 'pruned') THEN {name} END) AS {name}"
-    for name in f"cause {_OF_DECISION}".split()
+    for name in f"cause {OF_DECISION}".split()
 )
 # A seed's row covers the changes of its slot since the last germination; fossils of a deeper host start with the run.
 _SEEDS = f"""
 WITH changes AS (
     SELECT id,
-    {_fields(f"{_NETWORK} slot before after blueprint cause {_OF_DECISION}")}
+    {_fields(f"{_NETWORK} slot before after blueprint cause {OF_DECISION}")}
     FROM events WHERE type = 'lifecycle_transition'
 ), lives AS (
     SELECT *, SUM(after = 'germinated' OR cause = 'start')
@@ -136,7 +138,7 @@ VIEWS: Mapping[str, View] = {
     ),
     "transitions": View(
         "one change of a slot's stage",
-        _select("lifecycle_transition", f"{_NETWORK} slot before after blueprint cause reason {_OF_DECISION}"),
+        _select("lifecycle_transition", f"{_NETWORK} slot before after blueprint cause reason {OF_DECISION}"),
     ),
     "gates": View("one new result of a gate", _select("gate_checked", f"{_NETWORK} slot gate passed reason")),
     "ppo": View("one update of the policy", _PPO),

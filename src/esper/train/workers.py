@@ -419,7 +419,7 @@ def find_device(task: object) -> str:
 
 @contextmanager
 def explain_device_errors() -> Generator[None]:
-    """Context manager that turns a lack of memory, and of a deterministic kernel, into a RunError with advice."""
+    """Turn errors of a device (no memory left, no deterministic kernel) into a RunError with advice."""
     try:
         yield
     except torch.OutOfMemoryError as error:

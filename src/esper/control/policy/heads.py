@@ -122,7 +122,8 @@ class RunningMoments(nn.Module):
 class ObservationNormaliser(nn.Module):
     """Standardises every feature of an observation over environments, steps, slots and blueprints.
 
-    A feature that never varied in training reads 0: a policy has not learned what another value means.
+    A feature that never varied, or has not for thousands of updates, reads 0: a policy has not learned what another
+    value means.
     """
 
     def __init__(self, spec: ObservationSpec) -> None:
@@ -159,7 +160,8 @@ LARGEST_UNIFORM = 1.0 - 2.0**-24
 
 
 def find_legal_choices(masks: MaskTensors, head: Head, op: Tensor, slot: Tensor, relevant: Tensor) -> Tensor:
-    """The legal choices of ``head``, bool ``[N, n]``, given operations and slots ``[N]``; 0 where it is irrelevant.
+    """The legal choices of ``head``, bool ``[N, n]``, given operations and slots ``[N]``; only choice 0
+    where it is irrelevant.
 
     ``relevant`` is bool ``[N, 8]``, the rows of `RELEVANT` for ``op``. OP reads none of the three, SLOT no ``slot``.
     """

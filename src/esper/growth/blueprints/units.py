@@ -195,8 +195,8 @@ def find_hidden(host: nn.Module, names: Sequence[str], run: Callable[[], object]
         raise refuse(f"{described[0]} and {described[-1]} have to be called once each in a forward pass, in this order")
     (_, _, source, made), (_, _, read, _) = calls
     # The first layer returns noise for some of more units, while the last layer gets its former input.
-    axis, width = find_channel_axis(first) % made.dim(), first.weight.shape[0]
-    if axis != find_channel_axis(last) % read.dim():
+    axis, width = find_channel_axis(first), first.weight.shape[0]
+    if axis != find_channel_axis(last) and read.dim() > 2:
         raise refuse("one of them has its channels last, and the other behind the batch")
     shape = list(made.shape)
     shape[axis] = 2 * width + 5
@@ -255,8 +255,8 @@ def require_wide_layer(host: nn.Module, path: str, blueprint: str) -> WideLayer:
     layer = host.get_submodule(path)
     if not is_wide_layer(layer):
         raise ExportError(
-            f"the weight of {path!r} is now computed from other tensors, as by a weight norm or pruning added after "
-            f"{blueprint!r} grew there, so nothing can be added to it: remove that before finalize()"
+            f"the weight or bias of {path!r} is now computed from other tensors, as by a weight norm or pruning added "
+            f"after {blueprint!r} grew there, so nothing can be added to it: remove that before finalize()"
         )
     return layer
 
