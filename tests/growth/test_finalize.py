@@ -487,7 +487,7 @@ def test_a_weight_that_is_no_parameter_any_more_is_refused(
     cost = str(model.summary())
     put(model.host[0])
     assert str(model.summary()) == cost
-    with pytest.raises(ExportError, match="the weight of '0' is now computed from other tensors.*remove that"):
+    with pytest.raises(ExportError, match="the weight or bias of '0' is now computed from other tensors.*remove that"):
         model.finalize()
 
 
