@@ -1,5 +1,7 @@
 """Caps on growth: what they count, and that masks never let anybody exceed them."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -22,7 +24,7 @@ def population(budget: Budget, count: int = 1, optimizer: OptimizerSettings | No
 
 
 def cost(held: Population, kind: str, slot: int, what: str) -> int:
-    site = held.execution.sites[slot].with_width(int(held.specs.widths[0, slot]))
+    site = replace(held.execution.sites[slot], width=int(held.specs.widths[0, slot]))
     return int(getattr(get(kind), f"{what}_at")(site))
 
 

@@ -1,6 +1,7 @@
 """Features are what they say, within their ranges; masks as tensors say what the lifecycle's masks say."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -99,7 +100,7 @@ def trained(loss: float, accuracy: float, host: float = 0.0, seeds: Sequence[flo
 def cost(blueprint: str, slot: int) -> float:
     """Parameters over the host's."""
     held = Situation().view().networks
-    site = held.execution.sites[slot].with_width(WIDTHS[slot])
+    site = replace(held.execution.sites[slot], width=WIDTHS[slot])
     return get(blueprint).parameters_at(site) / held.host_parameters[0]
 
 

@@ -60,7 +60,7 @@ def test_initial_values_come_from_the_given_generator_alone(kind: type[Blueprint
 @every_case
 def test_declared_parameters_are_the_real_ones(kind: type[Blueprint], site: Site):
     for width in (1, 2, 3, 8, site.width):
-        narrowed = site.with_width(width)
+        narrowed = replace(site, width=width)
         real = sum(parameter.numel() for parameter in kind(narrowed, generator()).parameters())
         assert kind.parameters_at(narrowed) == real
 
@@ -81,7 +81,7 @@ def test_declared_flops_are_those_that_torch_counts(kind: type[Blueprint], site:
 @every_case
 @pytest.mark.parametrize("extra", [1, 7])
 def test_a_padded_narrow_blueprint_is_the_narrow_one(kind: type[Blueprint], site: Site, extra: int):
-    wide_site = site.with_width(site.width + extra)
+    wide_site = replace(site, width=site.width + extra)
     features, inputs = batch(site)
     output_gradient = draw(*features.shape, seed=5)
 
@@ -187,7 +187,7 @@ def test_mlp(name: str):
     ("name", "width", "rank"), [("lowrank", 10, 2), ("lowrank_8", 4, 4), ("lowrank_8", 8, 8), ("lowrank_8", 64, 8)]
 )
 def test_lowrank(name: str, width: int, rank: int):
-    seed, (h, inputs) = grown(get(name), TOKENS.with_width(width)), batch(TOKENS.with_width(width))
+    seed, (h, inputs) = grown(get(name), replace(TOKENS, width=width)), batch(replace(TOKENS, width=width))
     assert torch.linalg.matrix_rank(seed.up @ seed.down) == rank
     torch.testing.assert_close(seed(h, inputs), h @ (seed.up @ seed.down).T)
 

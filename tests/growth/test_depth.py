@@ -308,9 +308,9 @@ def test_entries_for_each_block_follow_the_order_of_blocks() -> None:
 def test_the_nearest_configuration_that_counts_the_blocks_is_the_one() -> None:
     stacks = nn.Sequential(Stack(Config(3), 3), Stack(Config(2), 2))
     stacks.config = Config(2)
-    assert find_configuration(stacks, "0.blocks", 3).configuration is stacks[0].config
-    assert find_configuration(stacks, "1.blocks", 2).configuration is stacks[1].config
-    assert find_configuration(stacks, "0", 2).configuration is stacks.config
+    assert find_configuration(stacks, "0.blocks", 3) is stacks[0].config
+    assert find_configuration(stacks, "1.blocks", 2) is stacks[1].config
+    assert find_configuration(stacks, "0", 2) is stacks.config
     assert find_configuration(stacks, "0.blocks", 4) is None
     stacks[1].blocks.insert(1, Mixing(stacks[1].config, 0))
     deepen(stacks, {"1.blocks.0": "1.blocks.0"})

@@ -1,5 +1,7 @@
 """Every blend of every blueprint, on every layout: its formula, its birth, its stacks and its costs."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -83,7 +85,7 @@ def test_a_newborn_changes_nothing_and_within_two_steps_all_of_it_moves(
 @every_case
 def test_stacks_and_padded_seeds_are_computed_as_one_by_one(kind: type[Blueprint], site: Site, blend: Blend) -> None:
     """The second seed is narrower than the others: its parameters and features are padded with zeros."""
-    narrow = site.with_width(site.width - 1)
+    narrow = replace(site, width=site.width - 1)
     sites = [site, narrow if kind.supports(narrow) else site, site]
     seeds = [trained(kind, one, blend, number) for number, one in enumerate(sites)]
     template = blend_blueprint(newborn(kind, site), site, blend).double()

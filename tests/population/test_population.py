@@ -106,7 +106,7 @@ def test_parameters_are_counted_at_the_live_width() -> None:
     fast.measurements = good_measurements(fast)
     fast.decide(make_action(Op.GERMINATE, 1, TOKEN_CONV)[None])
     narrow, wide = (get(name).parameters_at(site) for name, site in [
-        ("mlp", fast.execution.sites[0].with_width(2)), ("token_conv", fast.execution.sites[1])
+        ("mlp", replace(fast.execution.sites[0], width=2)), ("token_conv", fast.execution.sites[1])
     ])  # fmt: skip
     everywhere = np.ones((1, 3), np.bool_)
     assert fast.count_seed_parameters(everywhere).tolist() == [narrow + wide]

@@ -208,7 +208,7 @@ class Plain(nn.Module):
         self.host = copy.deepcopy(network.host).double()
         self.seeds = nn.ModuleDict()
         for slot, kind, blend in network.fossils:
-            site = sites[slot].with_width(network.widths[slot])
+            site = replace(sites[slot], width=network.widths[slot])
             blueprint = get(SUITE.blueprints[kind])(site, module_generator(network.seed, slot, 0))
             seed = Seed(blueprint, site, blend).double()
             seed.alpha.fill_(1.0)

@@ -296,7 +296,7 @@ def test_rent_is_due_on_parameters_and_on_flops() -> None:
     for actions in (np.stack([make_action(Op.GERMINATE, 0, CONV)] * 7), make_wait_actions(7)):
         found = running.step(actions).reward_inputs.after
     for row, instance in enumerate(running.instances):
-        site = running.population.execution.sites[0].with_width(instance.widths[0])
+        site = replace(running.population.execution.sites[0], width=instance.widths[0])
         kind = get("token_conv")
         for due, added, host in (
             (found.rent["parameters"], kind.parameters_at(site), SUITE.parameters(instance)),

@@ -9,9 +9,8 @@ Models without either can grow deeper, too.
 import copy
 import dataclasses
 from collections import defaultdict
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, NamedTuple, cast
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, cast
 
 from torch import nn
 
@@ -48,148 +47,121 @@ def convert_block(block: nn.Module, original: nn.Module) -> None:
     """Convert a copy of a block to the dtypes and devices of the block's tensors, which may differ from each other."""
     originals = {**dict(original.named_parameters()), **dict(original.named_buffers())}
     for name, tensor in (*block.named_parameters(), *block.named_buffers()):
-        like = originals.get(name, tensor)
-        if (tensor.device, tensor.dtype) != (like.device, like.dtype):
-            tensor.data = tensor.data.to(like.device, like.dtype)
+        tensor.data = tensor.data.to(originals.get(name, tensor))
 
 
 class DepthTracker:
     """Keeps a host's configurations and cache layers consistent with the blocks that grow in it.
 
-    Grown blocks share the host's configurations. If they have cache layers, all modules temporarily get a deeper
-    configuration that also counts these. The user's own object keeps the original number of blocks. Attributes that
-    are set on the deeper configuration are copied to it when it is restored.
+    If grown blocks have cache layers, all modules get a deeper configuration that also counts these. The user's own
+    object keeps the original number of blocks, and gets back what is set on the deeper one.
     """
 
     def __init__(self, host: nn.Module) -> None:
         self.host = host
-        self._blocks: dict[str, nn.Module] = {}
+        self.blocks: Mapping[str, nn.Module] = {}
         """Grown blocks by the name of the host's block that each follows."""
-        self._swaps: list[tuple[Any, Any, Mapping[str, Any]]] = []
+        self._deeper: list[tuple[Any, Any, Mapping[str, Any]]] = []
         """Configurations of the host, the deeper ones that replaced them, and the attributes of these at that time."""
 
     def set_block(self, name: str, block: nn.Module | None) -> None:
         """Set the grown block that follows the host's submodule ``name``; None: no block."""
-        # Count again from the host's own configurations, without or with the new block.
-        before = self._blocks
+        before = self.blocks
         if block is before.get(name):
             return
-        self.restore_config()
-        self._blocks = {follower: part for follower, part in before.items() if follower != name}
-        if block is not None:
-            self._blocks[name] = block
-            # The block gets the configurations of the block that it follows, wherever it was created.
+        others = {follower: part for follower, part in before.items() if follower != name}
+        try:
+            self.set_blocks(others if block is None else {**others, name: block})
+        except SlotError:
+            self.set_blocks(before)
+            raise
+
+    def set_blocks(self, blocks: Mapping[str, nn.Module]) -> None:
+        """Set all grown blocks, by the name of the host's block that each follows."""
+        # The host's own configurations again, with attributes set on deeper ones except the number of blocks.
+        for original, deeper, attributes in reversed(self._deeper):
+            for name, value in _list_attributes(deeper).items():
+                if name not in (*DEPTHS, *KINDS) and (name not in attributes or value is not attributes[name]):
+                    object.__setattr__(original, name, value)
+            self._replace_configuration(deeper, original)
+        self._deeper.clear()
+        # Grown blocks get the configurations of the blocks that they follow, wherever they were created.
+        self.blocks = blocks
+        for name, block in blocks.items():
             originals = dict(list_named_modules(self.host.get_submodule(name)))
             for path, module in list_named_modules(block):
                 if path in originals and CONFIGURATION in vars(module) and CONFIGURATION in vars(originals[path]):
                     setattr(module, CONFIGURATION, vars(originals[path])[CONFIGURATION])
-        try:
-            self._count_blocks()
-        except SlotError:  # restore the previous blocks
-            self.restore_config()
-            self._blocks = before
-            self._count_blocks()
-            raise
-
-    def restore_config(self) -> None:
-        """Restore the host's own configurations in the host and in grown blocks."""
-        for original, deeper, attributes in reversed(self._swaps):
-            # Keep attributes that were set on the deeper configuration, except the number of blocks.
-            for name, value in _list_attributes(deeper).items():
-                if name not in (*DEPTHS, *KINDS) and (name not in attributes or value is not attributes[name]):
-                    object.__setattr__(original, name, value)
-            _replace_configuration(self._list_modules(), deeper, original)
-        self._swaps.clear()
-
-    @contextmanager
-    def without_blocks(self) -> Generator[None]:
-        """Context manager in which the host has its own configurations, as if nothing had grown."""
-        blocks = self._blocks
-        self.restore_config()
-        self._blocks = {}
-        try:
-            yield
-        finally:
-            self._blocks = blocks
-            self._count_blocks()
-
-    def _count_blocks(self) -> None:
-        """Number the cache layers of grown blocks, and replace configurations with deeper ones."""
-        grown = {module for block in self._blocks.values() for module in block.modules()}
-        for parent, names in _group_by_parent(self._blocks).items():
+        # Their cache layers come after the host's.
+        grown = {module for block in blocks.values() for module in block.modules()}
+        for parent, names in _group_by_parent(blocks).items():
             container = self.host.get_submodule(parent)
-            # Cache layers of grown blocks come after the host's.
             first = 1 + max((number for module, number in _list_layers(container) if module not in grown), default=-1)
-            layers = [
-                (module, place) for place, name in enumerate(names) for module, _ in _list_layers(self._blocks[name])
-            ]
-            for module, place in layers:
+            cached = [(module, place) for place, name in enumerate(names) for module, _ in _list_layers(blocks[name])]
+            for module, place in cached:
                 setattr(module, LAYER, first + place)
-            count = find_configuration(self.host, parent, len(list(container.children())))
+            # Without them only a finalized host needs a deeper configuration, but an error should come early.
             places = [name.rpartition(".")[2] for name in names]
-            if count is None or not all(map(str.isdecimal, places)):
-                continue
-            # Without cache layers, only a finalized host needs it, but an error should be raised as early as possible.
-            deeper = count.deepen([*range(count.depth), *map(int, places)])
-            if layers:
-                self._swaps.append((count.configuration, deeper, _list_attributes(deeper)))
-                _replace_configuration(self._list_modules(), count.configuration, deeper)
+            configuration = find_configuration(self.host, parent, depth := len(list(container.children())))
+            if configuration is not None and all(map(str.isdecimal, places)):
+                deeper = deepen_configuration(configuration, depth, [*range(depth), *map(int, places)])
+                if cached:
+                    self._deeper.append((configuration, deeper, _list_attributes(deeper)))
+                    self._replace_configuration(configuration, deeper)
 
-    def _list_modules(self) -> list[nn.Module]:
-        return [module for part in (self.host, *self._blocks.values()) for module in part.modules()]
-
-
-class BlockCount(NamedTuple):
-    """A configuration with the number of blocks of a model."""
-
-    configuration: Any
-    name: str
-    """Name of the configuration's attribute with the number of blocks."""
-    depth: int
-
-    def deepen(self, blocks: Sequence[int]) -> Any:
-        """The configuration of a model with ``blocks``, which are indices of this model's blocks, some repeated.
-
-        If this configuration has plain attributes, the new one shares all others.
-        """
-        changes: dict[str, Any] = {self.name: len(blocks)}
-        for name in KINDS:
-            value = getattr(self.configuration, name, None)
-            kinds = cast("Sequence[Any]", value if isinstance(value, list | tuple) else ())
-            if len(kinds) == self.depth:
-                deeper_kinds = [kinds[block] for block in blocks]
-                changes[name] = tuple(deeper_kinds) if isinstance(value, tuple) else deeper_kinds
-        try:
-            # A shallow copy, if the number of blocks is a plain attribute of the object itself.
-            plain = not _list_attributes(self.configuration).keys().isdisjoint(DEPTHS)
-            changed = copy.copy(self.configuration) if plain else copy.deepcopy(self.configuration)
-            if changed is self.configuration:
-                raise TypeError("it cannot be copied")
-            try:
-                for name, value in changes.items():
-                    setattr(changed, name, value)
-            except dataclasses.FrozenInstanceError:
-                changed = dataclasses.replace(self.configuration, **changes)
-        except (AttributeError, TypeError, ValueError) as error:
-            raise SlotError(
-                f"the host's configuration, {describe_value(self.configuration)}, has {self.depth} blocks by "
-                f"{self.name!r}, which cannot be changed: {error}. Make it an attribute that can be set, as those of "
-                "ordinary classes and dataclasses can"
-            ) from error
-        return changed
+    def _replace_configuration(self, configuration: Any, replacement: Any) -> None:
+        for part in (self.host, *self.blocks.values()):
+            _replace_configuration(part, configuration, replacement)
 
 
-def find_configuration(host: nn.Module, container: str, depth: int) -> BlockCount | None:
+def find_configuration(host: nn.Module, container: str, depth: int) -> Any:
     """The configuration of the nearest module around the submodule ``container`` that counts ``depth`` blocks."""
     # From the container outwards, to the host itself.
     parts = container.split(".") if container else []
     for length in range(len(parts), -1, -1):
         configuration = vars(host.get_submodule(".".join(parts[:length]))).get(CONFIGURATION)
-        for name in DEPTHS:
-            value = getattr(configuration, name, None)
-            if type(value) is int and value == depth:
-                return BlockCount(configuration, name, depth)
+        if _find_depth(configuration, depth):
+            return configuration
     return None
+
+
+def _find_depth(configuration: Any, depth: int) -> str | None:
+    """Name of the attribute that gives ``depth`` as the number of blocks."""
+    values = {name: getattr(configuration, name, None) for name in DEPTHS}
+    return next((name for name, value in values.items() if type(value) is int and value == depth), None)
+
+
+def deepen_configuration(configuration: Any, depth: int, blocks: Sequence[int]) -> Any:
+    """The configuration of a model with ``blocks``, which are indices of the ``depth`` blocks so far, some repeated.
+
+    If the configuration has plain attributes, the new one shares all others.
+    """
+    depth_name = _find_depth(configuration, depth)
+    assert depth_name is not None
+    changes: dict[str, Any] = {depth_name: len(blocks)}
+    for name in KINDS:
+        value = getattr(configuration, name, None)
+        kinds = cast("Sequence[Any]", value if isinstance(value, list | tuple) else ())
+        if len(kinds) == depth:
+            deeper = [kinds[block] for block in blocks]
+            changes[name] = tuple(deeper) if isinstance(value, tuple) else deeper
+    try:
+        # A shallow copy, if the number of blocks is a plain attribute of the object itself.
+        plain = not _list_attributes(configuration).keys().isdisjoint(DEPTHS)
+        changed = copy.copy(configuration) if plain else copy.deepcopy(configuration)
+        if changed is configuration:
+            raise TypeError("it cannot be copied")
+        try:
+            for name, value in changes.items():
+                setattr(changed, name, value)
+        except dataclasses.FrozenInstanceError:
+            changed = dataclasses.replace(configuration, **changes)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise SlotError(
+            f"the host's configuration, {describe_value(configuration)}, has {depth} blocks by {depth_name!r}, which "
+            f"cannot be changed: {error}. Make it an attribute that can be set"
+        ) from error
+    return changed
 
 
 def deepen(host: nn.Module, inserted: Mapping[str, str]) -> None:
@@ -201,13 +173,13 @@ def deepen(host: nn.Module, inserted: Mapping[str, str]) -> None:
     """
     for parent, names in _group_by_parent(inserted).items():
         container = host.get_submodule(parent)
-        places = sorted(int(inserted[name].rpartition(".")[2]) for name in names)
+        places = [int(inserted[name].rpartition(".")[2]) for name in names]
         depth = len(list(container.children())) - len(places)
-        count = find_configuration(host, parent, depth)
         # The configuration for all blocks, with each inserted block after its original.
-        if count is not None:
-            blocks = sorted([*range(depth), *places])
-            _replace_configuration(host.modules(), count.configuration, count.deepen(blocks))
+        configuration = find_configuration(host, parent, depth)
+        if configuration is not None:
+            deeper = deepen_configuration(configuration, depth, sorted([*range(depth), *places]))
+            _replace_configuration(host, configuration, deeper)
         # Renumber all cache layers of the container.
         first = min((number for _, number in _list_layers(container)), default=0)
         for place, block in enumerate(container.children()):
@@ -230,8 +202,8 @@ def _list_layers(part: nn.Module) -> Iterator[tuple[nn.Module, int]]:
             yield module, number
 
 
-def _replace_configuration(modules: Iterable[nn.Module], configuration: Any, replacement: Any) -> None:
-    for module in modules:
+def _replace_configuration(part: nn.Module, configuration: Any, replacement: Any) -> None:
+    for module in part.modules():
         if vars(module).get(CONFIGURATION) is configuration:
             setattr(module, CONFIGURATION, replacement)
 

@@ -18,15 +18,15 @@ class GrowthHook(nn.Module):
     """A forward hook by which a host grows; copies of a part of the host do not have it."""
 
 
-HookTables = list[MutableMapping[int, Any]]
-
-
-def find_hook_tables(module: nn.Module) -> HookTables:
+def find_hook_tables(module: nn.Module) -> list[MutableMapping[int, Any]]:
     """The tables of the module's forward hooks and forward pre-hooks; empty if it takes no hooks."""
     if isinstance(module, torch.jit.ScriptModule):
         return []
+
+    def do_nothing(*_: object) -> None: ...
+
     # Torch gives public access to the tables only by handles of hooks in them.
-    handles = [module.register_forward_hook(_do_nothing), module.register_forward_pre_hook(_do_nothing)]
+    handles = [module.register_forward_hook(do_nothing), module.register_forward_pre_hook(do_nothing)]
     tables: list[Any] = [handle.hooks_dict_ref() for handle in handles]
     for handle in handles:
         handle.remove()
@@ -41,10 +41,6 @@ def list_named_modules(module: nn.Module, *, remove_duplicate: bool = True) -> l
 def list_hooks(module: nn.Module) -> list[Any]:
     """The module's forward hooks and forward pre-hooks."""
     return [hook for table in find_hook_tables(module) for hook in table.values()]
-
-
-def _do_nothing(*_: Any) -> None:
-    """A hook that does nothing."""
 
 
 GROWING_ADVICE = (
@@ -89,26 +85,21 @@ def holds_features(output: Any) -> bool:
 
 
 class PassCounter(Protocol):
-    """Counts forward and backward passes of a model."""
+    """Is called before each forward pass with the network's input, and after it with its outputs that have a gradient.
 
-    def count_forward(self, inputs: Tensor) -> None:
-        """Called at the start of a forward pass with the network's input."""
-        ...
+    There are no such outputs if they are unknown. If gradients are disabled, it is not called afterwards.
+    """
 
-    def count_backward(self, outputs: Sequence[Tensor]) -> None:
-        """Called after the forward pass with its outputs that have a gradient function; empty if unknown."""
-        ...
+    def count_forward(self, inputs: Tensor) -> None: ...
+
+    def count_backward(self, outputs: Sequence[Tensor]) -> None: ...
 
 
 class InputHook(nn.Module):
     """Forward pre-hook of the host that keeps the network's input until the next pass, for seeds that need it.
 
-    Copies of the model do not have the input.
-
-    Args:
-        place: Index or keyword of the input among the host's arguments. If there is no tensor, the input is the first
-            tensor among them, positional ones first.
-        names: Names of the host's positional arguments, in order.
+    The input has the index or keyword ``place`` among the host's arguments, or is the first tensor among them if there
+    is none. ``names`` are those of the positional arguments. Copies of the model do not have the input.
     """
 
     def __init__(self, place: int | str, names: tuple[str, ...] = ()) -> None:
@@ -120,7 +111,6 @@ class InputHook(nn.Module):
         self.inputs: Tensor | None = None
         """The input of the last forward pass; None before any."""
         self.pass_counters: list[PassCounter] = []
-        """Counters that are called in every forward pass."""
 
     def forward(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         require_untraced()
@@ -135,6 +125,16 @@ class InputHook(nn.Module):
             for counter in self.pass_counters:
                 counter.count_forward(inputs)
 
+    def count_outputs(self, module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
+        """Forward hook of the host that passes the outputs to pass counters, if a backward pass may follow."""
+        if not (self.pass_counters and torch.is_grad_enabled()):
+            return
+        tensors = list(find_tensors(output))
+        # A leaf, such as a returned parameter, outlives the pass.
+        outputs = [tensor for tensor in tensors if tensor.grad_fn is not None]
+        for counter in self.pass_counters if outputs or not tensors else ():
+            counter.count_backward(outputs)
+
     def get_inputs(self) -> Tensor:
         """The input of the last forward pass."""
         if self.inputs is None:
@@ -147,38 +147,17 @@ class InputHook(nn.Module):
 
 
 class SourceHook(GrowthHook):
-    """Forward pre-hook of a layer that computes hidden units; keeps its input until the last layer has been called.
-
-    Copies of the model do not have the input.
-    """
+    """Forward pre-hook of a layer that computes hidden units; keeps its input until the last layer has been called."""
 
     def __init__(self) -> None:
         super().__init__()
         self.inputs: Tensor | None = None
-        """The input of the last call; None once the next layer has been called."""
 
     def forward(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         self.inputs = next(iter((*arguments, *keywords.values())), None)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "inputs": None}
-
-
-class OutputHook:
-    """Forward hook of the host that passes the outputs to pass counters, if a backward pass may follow."""
-
-    def __init__(self, input_hook: InputHook) -> None:
-        self.input_hook = input_hook
-
-    def __call__(self, module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
-        if not (self.input_hook.pass_counters and torch.is_grad_enabled()):
-            return
-        tensors = list(find_tensors(output))
-        # A leaf, such as a returned parameter, outlives the pass.
-        outputs = [tensor for tensor in tensors if tensor.grad_fn is not None]
-        if outputs or not tensors:
-            for counter in self.input_hook.pass_counters:
-                counter.count_backward(outputs)
 
 
 def find_tensors(value: Any) -> Iterator[Tensor]:
@@ -210,41 +189,30 @@ def find_attached(model: nn.Module) -> str | None:
     return None
 
 
-# Frozen parts
-
 WHOLE = ""
 """Name of the host itself among its modules."""
 
 
 class FrozenParts:
-    """Freezes submodules of a host: no parameter requires a gradient, and they stay in evaluation mode.
-
-    Args:
-        host: Any module.
-        names: Names of submodules to freeze; `WHOLE` is the host itself.
-    """
+    """Freezes submodules of a host, by name: no parameter requires a gradient, and they stay in evaluation mode."""
 
     def __init__(self, host: nn.Module, names: Sequence[str] = ()) -> None:
         self.names = tuple(names)
+        # What `unfreeze` restores.
         self._trainable = tuple(
-            name for name, parameter in host.named_parameters() if parameter.requires_grad and is_frozen(name, names)
+            name for name, parameter in host.named_parameters() if parameter.requires_grad and self.holds(name)
         )
-        """Names of parameters that required a gradient before."""
         self._in_training_mode = frozenset(name for name, part in self._list_modules(host) if part.training)
-        """Names of modules that were in training mode before."""
+        # No gradients, and no dropout or new statistics.
+        for name in names:
+            part = host.get_submodule(name).requires_grad_(False)
+            part.zero_grad()  # otherwise gradient clipping would count gradients of former training
         self.modules: list[nn.Module] = []
         """All modules of the frozen parts."""
-        # No gradients, and no dropout or new statistics.
-        for part in self._list_parts(host):
-            part.requires_grad_(False)
-            part.zero_grad()  # otherwise gradient clipping would count gradients of former training
         self.set_eval(host)
 
     def unfreeze(self, host: nn.Module, *, training: bool) -> None:
-        """Undo the freezing of ``host``, or of a copy of it.
-
-        Modules that were in training mode before return to it if the host is in ``training`` mode.
-        """
+        """Undo the freezing of ``host``, or of a copy of it; with ``training``, also restore the modes of before."""
         for name, parameter in host.named_parameters():  # parametrized weights are no longer listed
             if name in self._trainable:
                 parameter.requires_grad_(True)
@@ -260,10 +228,8 @@ class FrozenParts:
     def set_eval(self, host: nn.Module) -> None:
         """Put the frozen parts in evaluation mode."""
         require_no_checkpointing(host, self.names)
-        for part in self._list_parts(host):
-            part.eval()
         # Listed once, not in every pass.
-        self.modules = [module for part in self._list_parts(host) for module in part.modules()]
+        self.modules = [module for name in self.names for module in host.get_submodule(name).eval().modules()]
 
     @contextmanager
     def suspended(self) -> Generator[None]:
@@ -280,20 +246,13 @@ class FrozenParts:
 
     def holds_all(self, host: nn.Module) -> bool:
         """Whether no part of the host learns, applies dropout or updates statistics."""
-        if not self.names or any(parameter.requires_grad for parameter in host.parameters()):
-            return False
-        if WHOLE in self.names:
-            return True
         # If only parts are named, they must contain all modules without children, and the whole state.
         leaves = [f"{name}." for name, part in list_named_modules(host) if not any(True for _ in part.children())]
-        return all(map(self.holds, [*leaves, *host.state_dict()]))
+        learns = any(parameter.requires_grad for parameter in host.parameters())
+        return not learns and all(map(self.holds, [*leaves, *host.state_dict()]))
 
     def _list_modules(self, host: nn.Module) -> list[tuple[str, nn.Module]]:
-        """Modules of the frozen parts, with their names."""
-        return [(name, part) for name, part in list_named_modules(host) if is_frozen(f"{name}.", self.names)]
-
-    def _list_parts(self, host: nn.Module) -> Iterable[nn.Module]:
-        return (host.get_submodule(name) for name in self.names)
+        return [(name, part) for name, part in list_named_modules(host) if self.holds(f"{name}.")]
 
 
 def require_no_checkpointing(host: nn.Module, names: Sequence[str]) -> None:
@@ -314,8 +273,7 @@ def is_frozen(key: str, names: Iterable[str]) -> bool:
 def hash_frozen(host: nn.Module, names: Sequence[str]) -> str:
     """SHA-256 of the state of the host's submodules ``names``; an empty string if there are none.
 
-    Non-persistent buffers are not included. A class computes them itself, such as angles of positions, which another
-    device may round differently and a longer input may extend.
+    Without non-persistent buffers, such as angles of positions, which another device may round differently.
     """
     if not names:
         return ""

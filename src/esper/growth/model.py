@@ -23,7 +23,6 @@ from esper.growth.hooks import (
     GROWING_ADVICE,
     FrozenParts,
     InputHook,
-    OutputHook,
     SourceHook,
     find_attached,
     list_hooks,
@@ -203,8 +202,8 @@ def _keep_hooks_uncompiled() -> None:
 
     Where a host or a part of it is compiled, it so runs in graphs between its slots.
     """
-    hooks = [(Slot, "forward"), (InputHook, "forward"), (SourceHook, "forward")]
-    for kind, method in (*hooks, (OutputHook, "__call__"), (FrozenParts, "__call__")):
+    hooks = [(Slot, "forward"), (InputHook, "forward"), (InputHook, "count_outputs"), (SourceHook, "forward")]
+    for kind, method in (*hooks, (FrozenParts, "__call__")):
         setattr(kind, method, torch.compiler.disable(getattr(kind, method)))
 
 
@@ -288,7 +287,7 @@ class GrowingModel(nn.Module):
             for name, site in probed.sites.items()
         }
         self._hooks = [host.register_forward_pre_hook(self.input_hook, with_kwargs=True)]
-        self._hooks.append(host.register_forward_hook(OutputHook(self.input_hook)))
+        self._hooks.append(host.register_forward_hook(self.input_hook.count_outputs))
         for name, slot in slots_by_name.items():
             self._hooks.append(host.get_submodule(name).register_forward_hook(slot, with_kwargs=True))
             if slot.source is not None:
@@ -388,7 +387,8 @@ class GrowingModel(nn.Module):
             return
         with ExitStack() as stack:
             # Configurations do not count grown blocks, and slots return the host's features.
-            stack.enter_context(self.depth.without_blocks())
+            stack.callback(self.depth.set_blocks, self.depth.blocks)
+            self.depth.set_blocks({})
             for slot in self.slots.values():
                 stack.enter_context(slot.disabled())
             self.growth_off = True
@@ -540,7 +540,7 @@ class GrowingModel(nn.Module):
         while self._refused:
             part, method = self._refused.pop()
             del vars(part)[method]
-        self.depth.restore_config()
+        self.depth.set_blocks({})
         self.copies.released = True
 
     @check_arguments(ConfigError)

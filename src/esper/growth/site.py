@@ -46,11 +46,9 @@ class Hidden:
     names: tuple[str, ...]
     """Names of the first layer, of the modules between in the order of their calls, and of the last layer."""
     first: WideLayer
-    """The layer that computes the units."""
     between: tuple[nn.Module, ...]
     """Modules that act on each unit alone."""
     last: WideLayer
-    """The layer that takes the units as input."""
     positions: int
     """Number of positions of one example at which the units exist: tokens, samples or pixels; 1 for plain features."""
     input_shape: tuple[int, ...]
@@ -61,7 +59,7 @@ class Hidden:
         """Number of units."""
         return self.first.weight.shape[0]
 
-    def fit(self, host: nn.Module) -> Hidden:
+    def find_in(self, host: nn.Module) -> Hidden:
         """The units in a host of the same architecture, which may be narrower."""
         first, *between, last = map(host.get_submodule, self.names)
         first, last, shape = cast("WideLayer", first), cast("WideLayer", last), list(self.input_shape)
@@ -129,15 +127,11 @@ class Site:
         """Number of channel vectors of one example: tokens, samples or pixels; 1 for plain features."""
         return math.prod(self.extent)
 
-    def with_width(self, width: int) -> Site:
-        """The site of a network with ``width`` channels here."""
-        return replace(self, width=width)
-
-    def fit(self, host: nn.Module, width: int) -> Site:
+    def find_in(self, host: nn.Module, width: int) -> Site:
         """The site in a host of the same architecture, with ``width`` channels here and perhaps fewer elsewhere."""
-        return replace(self, width=width, hidden=None if self.hidden is None else self.hidden.fit(host))
+        return replace(self, width=width, hidden=None if self.hidden is None else self.hidden.find_in(host))
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """What distinguishes sites that `fit` returns: the width, and the numbers of hidden units and their inputs."""
+        """What distinguishes sites of `find_in`: the width, and the numbers of hidden units and their inputs."""
         return (self.width,) if self.hidden is None else (self.width, *self.hidden.first.weight.shape[:2])

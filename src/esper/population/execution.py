@@ -309,7 +309,7 @@ class Execution:
         self._slots = [self._model.slots[name] for name in names]
         # Layers are dropped from the sites, because the model's layers lose their parameters.
         sites = [replace(slot.site, layer=None) for slot in self._slots]
-        self.sites: list[Site] = [site.fit(template, site.width) for site in sites]
+        self.sites: list[Site] = [site.find_in(template, site.width) for site in sites]
         for site in self.sites:
             hidden = site.hidden
             if hidden is None:

@@ -85,7 +85,7 @@ class NetworkSpecs:
         """Index of each network's site among these, ``[E, S]``."""
         for slot, (widest, found) in enumerate(zip(sites, self.sites_by_sizes, strict=True)):
             for row, network in enumerate(networks):
-                site = widest.fit(network.host, network.widths[slot])
+                site = widest.find_in(network.host, network.widths[slot])
                 found.setdefault(site.sizes, site)
                 self.site_places[row, slot] = list(found).index(site.sizes)
         self.costs, self.compatible = self._price_seeds()

@@ -1,7 +1,7 @@
 """Networks of fixed shape: the bare one is the arm that never grows, and longer training goes on in the same order."""
 
 import copy
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -81,7 +81,7 @@ def test_fossils_are_charged_for_from_the_first_step() -> None:
     sites = Episodes(suite, [one], TERMS.rules).population.execution.sites
     forward = prices.network(one, ())
     for slot, blueprint, _ in SHAPE:
-        site = sites[slot].with_width(one.widths[slot])
+        site = replace(sites[slot], width=one.widths[slot])
         forward += get(suite.blueprints[blueprint]).flops_at(site)
     assert prices.network(one, SHAPE) == forward
     assert found.flops == 3 * forward * 5 * prices.examples
