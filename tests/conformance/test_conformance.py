@@ -21,7 +21,6 @@ from esper.errors import EsperError
 from esper.growth.export import export
 from esper.growth.inputs import call_host, first_tensor
 from esper.growth.model import GrowingModel
-from esper.lifecycle.table import Stage
 from factories import stir
 from train.runs import create_untrained_run
 
@@ -29,7 +28,7 @@ pytestmark = pytest.mark.landing
 
 USUAL = ("mlp", "resnet", "char_lm", "regression")
 CHECKS = {
-    *("attach", "train", "finalize", "save", "resume", "copy", "ema", "masks", "caches", "safetensors"),
+    *("attach", "train", "finalize", "save", "resume", "ema", "masks", "caches", "safetensors"),
     *("pt2", "onnx", "lightning", "hf_trainer"),
 }
 
@@ -177,33 +176,6 @@ def test_a_plain_model_of_an_early_stop_computes_the_same_and_trains_on(kind: Ki
 
 
 @every_kind
-def test_grower_finish_keeps_what_is_worth_something_and_prunes_the_rest(kind: Kind) -> None:
-    """By a measure of its owner's: how near the model is to what it would be without its first seed."""
-    usual = kind.validation()
-    wanted: list[Tensor] = []
-
-    def evaluate(model: nn.Module) -> dict[str, float]:
-        off = [float((one - other).abs().mean()) for one, other in zip(outputs(kind, model), wanted, strict=False)]
-        found = usual(model)
-        return {"loss": found[0] if isinstance(found, tuple) else found, "likeness": -sum(off)}
-
-    training = grown(kind, evaluate=esper.Metric(evaluate, "likeness", higher_is_better=True))
-    first, *others = training.model.slots
-    with training.model.slots[first].disabled():
-        wanted = outputs(kind, training.model)
-    ending = training.grower.finish()
-    assert {change.slot: change.after for change in ending.changes} == {
-        first: Stage.PRUNED,
-        **dict.fromkeys(others, Stage.FOSSILIZED),
-    }
-    assert list(training.model.seeds) == others
-    assert all(seed.fossilized for seed in training.model.seeds.values())
-    plain = training.model.finalize(unfinished="raise")
-    for found, wanted_here in zip(outputs(kind, plain), wanted, strict=True):
-        torch.testing.assert_close(found, wanted_here)
-
-
-@every_kind
 def test_a_saved_training_goes_on_as_if_never_cut(kind: Kind, tmp_path: Path) -> None:
     whole = grown(kind)
     with right_or_a_sentence("save", kind):
@@ -219,21 +191,6 @@ def test_a_saved_training_goes_on_as_if_never_cut(kind: Kind, tmp_path: Path) ->
         for one in (whole, resumed):
             one.go_on(2)
         for found, wanted in zip(outputs(kind, resumed.model), outputs(kind, whole.model), strict=True):
-            assert torch.equal(found, wanted)
-
-
-@every_kind
-def test_a_copy_computes_the_same_and_is_its_own(kind: Kind) -> None:
-    model = grown_model(kind)
-    with right_or_a_sentence("copy", kind):
-        other = copy.deepcopy(model)
-        before = outputs(kind, model)
-        for found, wanted in zip(outputs(kind, other), before, strict=True):
-            assert torch.equal(found, wanted)
-        with torch.no_grad():
-            for parameter in other.parameters():
-                parameter.mul_(1.5)
-        for found, wanted in zip(outputs(kind, model), before, strict=True):
             assert torch.equal(found, wanted)
 
 

@@ -23,24 +23,12 @@ from growth.blueprint_cases import (
     SITES,
     Scaling,
     batch,
-    draw,
     every_case,
     generator,
     grown,
-    live_channels,
-    newborn,
-    padded,
 )
 
 # --- birth ------------------------------------------------------------------------------------------------------------
-
-
-@every_case
-def test_a_gradient_reaches_a_newborn(kind: type[Blueprint], site: Site):
-    features, inputs = batch(site)
-    blueprint = newborn(kind, site)
-    (blueprint(features, inputs) * draw(*features.shape, seed=5)).sum().backward()
-    assert any(parameter.grad.abs().max() > 1e-6 for parameter in blueprint.parameters())
 
 
 @every_case
@@ -73,46 +61,6 @@ def test_declared_flops_are_those_that_torch_counts(kind: type[Blueprint], site:
         grown(kind, site)(features, inputs)
     taps = 3 if kind.name == "depthwise" and site.layout is Layout.SEQUENCE else 0
     assert kind.flops_at(site) == counter.get_total_flops() + 2 * taps * site.positions * site.width
-
-
-# --- padding ----------------------------------------------------------------------------------------------------------
-
-
-@every_case
-@pytest.mark.parametrize("extra", [1, 7])
-def test_a_padded_narrow_blueprint_is_the_narrow_one(kind: type[Blueprint], site: Site, extra: int):
-    wide_site = replace(site, width=site.width + extra)
-    features, inputs = batch(site)
-    output_gradient = draw(*features.shape, seed=5)
-
-    narrow = grown(kind, site)
-    narrow_features = features.clone().requires_grad_()
-    expected = narrow(narrow_features, inputs)
-    expected.backward(output_gradient)
-
-    wide = newborn(kind, wide_site)
-    shapes = {key: value.shape for key, value in wide.state_dict().items()}
-    wide.load_state_dict({key: padded(value, shapes[key]) for key, value in narrow.state_dict().items()})
-    wide_shape = (features.shape[0], *wide_site.shape)
-    wide_features = padded(features, wide_shape).requires_grad_()
-    actual = live_channels(wide(wide_features, inputs), site)
-    actual.backward(output_gradient)
-
-    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
-    gradients = dict(narrow.named_parameters())
-    for name, parameter in wide.named_parameters():
-        assert_padded(parameter.grad, gradients[name].grad)
-    if kind.name != "input_skip":
-        assert_padded(wide_features.grad, narrow_features.grad)
-
-
-def assert_padded(wide: Tensor | None, narrow: Tensor | None) -> None:
-    """``wide`` is ``narrow`` and otherwise *exactly* zero."""
-    inside = tuple(slice(size) for size in narrow.shape)
-    torch.testing.assert_close(wide[inside], narrow, rtol=1e-12, atol=1e-12)
-    outside = torch.ones(wide.shape, dtype=torch.bool)
-    outside[inside] = False
-    assert (wide[outside] == 0).all()
 
 
 # --- batching ---------------------------------------------------------------------------------------------------------

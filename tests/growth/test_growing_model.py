@@ -187,13 +187,6 @@ def test_copies_are_called_alike_and_compute_alike(copied: Callable[[GrowingMode
         assert not torch.equal(other(x), model(x))
 
 
-def test_a_compiled_model_is_called_alike() -> None:
-    model = grown()
-    compiled = torch.compile(model, backend="eager")
-    x = torch.ones(3, 4)
-    assert torch.equal(compiled(x, scale=2.0), model(x, scale=2.0))
-
-
 def test_what_only_the_host_has_is_read_from_it() -> None:
     model = grown()
     x = torch.randn(5, 4)

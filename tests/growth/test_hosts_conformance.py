@@ -3,7 +3,6 @@
 import copy
 import pickle
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 import torch
@@ -105,16 +104,6 @@ def ablated(model: GrowingModel, host: Host) -> Tensor:
 
 
 @every_host
-def test_a_seed_at_weight_zero_is_no_seed(host: Host) -> None:
-    model = host.grown_by_hand().eval()
-    with torch.no_grad():
-        with model.slots[host.slots[0]].seed.temporary_alpha(0.0):
-            off = outputs(model, host.arguments())
-        torch.testing.assert_close(off, ablated(model, host))
-        assert not torch.allclose(off, outputs(model, host.arguments()), atol=1e-4)
-
-
-@every_host
 @pytest.mark.parametrize("way", ["deepcopy", "pickle", "state_dict"])
 def test_copies_are_equal_and_apart(host: Host, way: str) -> None:
     model = host.grown_by_hand()
@@ -200,17 +189,6 @@ def test_language_models_leak_no_later_token(host: Host) -> None:
     assert tried >= 2 * len(host.slots), "the test means to try several blueprints in every slot"
 
 
-@every_causal_host
-def test_a_leak_would_be_seen(host: Host) -> None:
-    """A seed of a site that is not causal lets later tokens through, and the test above notices."""
-    model = host.attached().eval()
-    slot = model.slots[host.slots[0]]
-    slot.site = replace(slot.site, causal=False)
-    stir(model, host.slots[0], "attention", alpha=1.0)
-    before, _ = changes_by_later_tokens(model, host)
-    assert before.abs().max() > 1e-3
-
-
 def changes_by_later_tokens(model: GrowingModel, host: Host) -> tuple[Tensor, Tensor]:
     """What changing tokens 5 and later does to the outputs at the tokens before them, and at them."""
     arguments = host.arguments()
@@ -221,28 +199,3 @@ def changes_by_later_tokens(model: GrowingModel, host: Host) -> tuple[Tensor, Te
     with torch.no_grad():
         first, second = (outputs(model, each).view(*text.shape, -1) for each in (arguments, other))
     return (second - first)[:, :5], (second - first)[:, 5:]
-
-
-@pytest.mark.slow
-@every_host
-def test_compiled_before_it_grows(host: Host) -> None:
-    torch.compiler.reset()
-    model = host.attached()
-    fast = torch.compile(model, backend="eager")
-
-    def require_equal() -> None:
-        torch.testing.assert_close(outputs(fast, host.arguments()), outputs(model, host.arguments()))
-
-    require_equal()
-    slot = model.slots[host.slots[0]]
-    for _ in range(2):
-        stir(model, host.slots[0], host.blueprint)
-        require_equal()
-        for alpha in (0.1, 0.9):
-            slot.set_alpha(alpha)
-            require_equal()
-        slot.prune()
-        require_equal()
-    stir(model, host.slots[0], host.blueprint)
-    slot.fossilize()
-    require_equal()

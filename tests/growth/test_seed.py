@@ -85,10 +85,10 @@ def test_a_newborn_changes_nothing_and_within_two_steps_all_of_it_moves(
 @every_case
 def test_stacks_and_padded_seeds_are_computed_as_one_by_one(kind: type[Blueprint], site: Site, blend: Blend) -> None:
     """The second seed is narrower than the others: its parameters and features are padded with zeros."""
-    narrow = replace(site, width=site.width - 1)
-    sites = [site, narrow if kind.supports(narrow) else site, site]
+    widest = replace(site, width=site.width + 1)
+    sites = [widest, site, widest]
     seeds = [trained(kind, one, blend, number) for number, one in enumerate(sites)]
-    template = blend_blueprint(newborn(kind, site), site, blend).double()
+    template = blend_blueprint(newborn(kind, widest), widest, blend).double()
     shape = ParameterLayout.from_module(template)
     values = torch.stack([shape.flatten_module(held(seed)) for seed in seeds]).requires_grad_()
     buffers = {
@@ -96,7 +96,7 @@ def test_stacks_and_padded_seeds_are_computed_as_one_by_one(kind: type[Blueprint
         for name, buffer in template.named_buffers()
     }
     drawn = [batch(one, seed=10 * number) for number, one in enumerate(sites)]
-    wide = torch.stack([padded(x, (len(x), *site.shape)) for x, _ in drawn]).requires_grad_()
+    wide = torch.stack([padded(x, (len(x), *widest.shape)) for x, _ in drawn]).requires_grad_()
     computed = make_stacked_call(template)(shape.unflatten(values), buffers, wide, torch.stack([x for _, x in drawn]))
     directions = [draw(*features.shape, seed=7 + number) for number, (features, _) in enumerate(drawn)]
     live = [tuple(slice(size) for size in direction.shape) for direction in directions]
@@ -109,10 +109,15 @@ def test_stacks_and_padded_seeds_are_computed_as_one_by_one(kind: type[Blueprint
         own, *others = torch.autograd.grad(
             (expected * way).sum(), (features, *parameters.values()), materialize_grads=True
         )
-        torch.testing.assert_close(of_features[number][live[number]], own, **TOLERANCE)
+        assert_padded(of_features[number], own)
         for name, gradient in zip(parameters, others, strict=True):
-            got = shape.unflatten(gradients)[name][number]
-            torch.testing.assert_close(got, padded(gradient, got.shape), **TOLERANCE)
+            assert_padded(shape.unflatten(gradients)[name][number], gradient)
+
+
+def assert_padded(wide: Tensor, narrow: Tensor) -> None:
+    """``wide`` is ``narrow`` and otherwise exactly zero."""
+    torch.testing.assert_close(wide, padded(narrow, wide.shape), **TOLERANCE)
+    assert not wide[padded(torch.ones_like(narrow), wide.shape) == 0].any()
 
 
 @every_blend

@@ -1,8 +1,6 @@
 """Growth under Lightning's Trainer."""
 
-import contextlib
 import logging
-import math
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import esper
 from esper.engine.engine import GrowthConfig
-from esper.errors import CheckpointError, ConfigError, DivergedError, SlotError
+from esper.errors import CheckpointError, ConfigError, SlotError
 from esper.growth.persist import describe_structure
 from esper.lifecycle.table import Stage
 from factories import HELD, make_data, make_growing, make_host, remembered, validate
@@ -147,22 +145,6 @@ def test_decisions_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     assert "growth/op" in (next(tmp_path.rglob("metrics.csv"))).read_text()
     lines = [record for record in caplog.records if record.name.startswith("esper.integrations")]
     assert [record.name for record in lines] == ["esper.integrations.lightning"] * EPOCHS
-
-
-class Spoiled(Classifier):
-    """Its loss is not a number from the fourth epoch on."""
-
-    def training_step(self, batch: tuple[Tensor, Tensor], index: int) -> Tensor:
-        return super().training_step(batch, index) * (math.nan if self.current_epoch >= 3 else 1.0)
-
-
-def test_training_that_blows_up_is_undone(tmp_path: Path):
-    growth = callback(horizon=20)
-    with contextlib.suppress(DivergedError):
-        fit(tmp_path, Spoiled(), growth, 20)
-    assert growth.grower.engine.governor.rollbacks
-    assert all(bool(parameter.isfinite().all()) for parameter in growth.grower.model.parameters())
-    assert not any(seed.fossilized for seed in growth.grower.model.seeds.values())
 
 
 class Clipping(Classifier):
