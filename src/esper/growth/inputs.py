@@ -4,10 +4,8 @@ Seeds get no masks of padding and no caches of past positions. So wherever a hos
 position separately. They are found by the names of arguments; Boolean tensors and packed sequences count, too.
 """
 
-from __future__ import annotations
-
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import zip_longest
 from typing import Annotated, Any, NoReturn, cast
 
@@ -43,15 +41,14 @@ Arguments = Annotated[
     PlainValidator(_read_arguments),
     Advice("give the model's arguments: a tensor, a tuple of arguments, or a dictionary of keyword arguments"),
 ]
-"""Arguments of a host: a single tensor, a tuple of positional arguments, or a dictionary of keyword arguments."""
+"""Arguments of a host: a single tensor, positional arguments, or keyword arguments."""
 PlainModule = Annotated[
     nn.Module,
     PlainValidator(_read_module),
     Advice("give an nn.Module, and of scripted or traced ones (torch.jit) the module that they were made of"),
 ]
-"""Any module except those of torch.jit."""
 FEWEST_EXAMPLES = 2
-"""Smallest number of examples; with only one, the batch axis looks like any other axis of size 1."""
+"""With a single example, the batch axis looks like any other axis of size 1."""
 
 
 class ExampleInput:
@@ -60,7 +57,7 @@ class ExampleInput:
     def __init__(self, arguments: Arguments | None = None) -> None:
         self.arguments = arguments
 
-    def __deepcopy__(self, _: object) -> ExampleInput:
+    def __deepcopy__(self, _: object) -> "ExampleInput":
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -72,6 +69,15 @@ def call_host(host: nn.Module, arguments: Arguments) -> Any:
     if isinstance(arguments, Tensor):
         return host(arguments)
     return host(**arguments) if isinstance(arguments, Mapping) else host(*arguments)
+
+
+def map_arguments(arguments: Arguments, change: Callable[[Any], Any]) -> Arguments:
+    """The arguments, each of them changed."""
+    if isinstance(arguments, Tensor):
+        return cast("Tensor", change(arguments))
+    if isinstance(arguments, Mapping):
+        return {name: change(value) for name, value in arguments.items()}
+    return tuple(map(change, arguments))
 
 
 def fit_example(host: nn.Module, arguments: Arguments, like: Tensor) -> Arguments:
@@ -89,11 +95,7 @@ def fit_example(host: nn.Module, arguments: Arguments, like: Tensor) -> Argument
         converts = value.is_floating_point() and value.dtype not in types
         return value.to(like.device, like.dtype if converts else value.dtype)
 
-    if isinstance(arguments, Tensor):
-        return cast("Tensor", move_value(arguments))
-    if isinstance(arguments, Mapping):
-        return {name: move_value(value) for name, value in arguments.items()}
-    return tuple(map(move_value, arguments))
+    return map_arguments(arguments, move_value)
 
 
 def _list_by_place(arguments: Arguments) -> dict[int | str, Any]:
@@ -112,37 +114,23 @@ def find_input_place(arguments: Arguments) -> int | str:
 
 
 def first_tensor(arguments: Arguments) -> Tensor:
-    """The network's input, which is the first tensor among the arguments."""
+    """The network's input."""
     return _list_by_place(arguments)[find_input_place(arguments)]
-
-
-def replace_input(arguments: Arguments, tensor: Tensor) -> Arguments:
-    """The arguments with another first tensor, wherever it is given."""
-    if isinstance(arguments, Tensor):
-        return tensor
-    first = first_tensor(arguments)
-    replaced = {place: tensor if value is first else value for place, value in _list_by_place(arguments).items()}
-    return cast("Arguments", replaced) if isinstance(arguments, Mapping) else tuple(replaced.values())
 
 
 def describe_failure(host: nn.Module, example_input: Arguments, error: Exception) -> str:
     """Which arguments the host failed on, why, and what to give instead."""
-
-    def describe(value: Any) -> str:
-        if not isinstance(value, Tensor):
-            return type(value).__name__
-        return f"{tuple(value.shape)} {value.dtype} on {value.device}"
-
-    arguments = ", ".join(
-        describe(value) if isinstance(place, int) else f"{place}: {describe(value)}"
-        for place, value in _list_by_place(example_input).items()
-    )
+    described: list[str] = []
+    for place, value in _list_by_place(example_input).items():
+        tensor = isinstance(value, Tensor)
+        text = f"{tuple(value.shape)} {value.dtype} on {value.device}" if tensor else type(value).__name__
+        described.append(text if isinstance(place, int) else f"{place}: {text}")
     like = next((f" ({values.dtype} on {values.device})" for values in host.parameters()), "")
     reason = str(error).strip().partition("\n")[0] or type(error).__name__
     return (
-        f"{type(host).__name__} cannot run on the example input [{arguments}]: {reason}; give {FEWEST_EXAMPLES} "
-        "examples or more as your training loop passes them to the model (a tensor, a tuple of arguments or a "
-        f"dictionary of keyword arguments, without labels), with the device and type that its parameters{like} need"
+        f"{type(host).__name__} cannot run on the example input [{', '.join(described)}]: {reason}; give "
+        f"{FEWEST_EXAMPLES} examples or more as your training loop passes them to the model (a tensor, a tuple or a "
+        f"dictionary of arguments, without labels), with the device and type that its parameters{like} need"
     )
 
 
@@ -154,6 +142,8 @@ _OTHER_WORDS = frozenset({"head", "position"})
 """Words in names that are not about examples of different lengths, such as ``head_mask`` and ``cache_position``."""
 _ORDER_MASKS = frozenset({"attn_mask", "src_mask", "tgt_mask"})
 """Names that torch gives to masks ``[T, T]``, which are the same for all examples."""
+NESTED_ADVICE = "build torch's TransformerEncoder with enable_nested_tensor=False, which keeps padding in the tensor"
+"""Advice in errors about nested tensors, which slots do not take."""
 
 
 def list_argument_names(module: nn.Module) -> tuple[str, ...]:
@@ -198,46 +188,15 @@ def find_mask_or_cache(
     return ""
 
 
-def list_caches(names: tuple[str, ...], arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> list[str]:
-    """Names of the arguments of a call that are caches; ``names`` are the names of positional arguments."""
-    return [
-        name
-        for name, value in _name_arguments(names, arguments, keywords)
-        if value is not None and not isinstance(value, bool) and is_mask_or_cache(name, _CACHE_WORDS)
-    ]
-
-
 def drop_caches(
-    names: tuple[str, ...], arguments: tuple[Any, ...], keywords: Mapping[str, Any]
+    module: nn.Module, arguments: tuple[Any, ...], keywords: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a call with None for each cache; ``names`` are the names of positional arguments."""
-    caches = list_caches(names, arguments, keywords)
-    kept = [None if name in caches else value for name, value in _name_arguments(names, arguments, keywords)]
+    """The arguments of a call of ``module`` with None for each cache."""
+    kept = [
+        None if is_mask_or_cache(name, _CACHE_WORDS) and not isinstance(value, bool) else value
+        for name, value in _name_arguments(list_argument_names(module), arguments, keywords)
+    ]
     return tuple(kept[: len(arguments)]), dict(zip(keywords, kept[len(arguments) :], strict=True))
-
-
-class CallRecorder:
-    """Finds masks, lengths and caches in the calls of a host's modules, until `remove`."""
-
-    def __init__(self, host: nn.Module, batch: int) -> None:
-        padded = (part for part in host.modules() if isinstance(part, nn.Embedding) and part.padding_idx is not None)
-        self.found = "padding_idx" if any(padded) else ""
-        """Name of the first argument that was found, or of that of an embedding; empty if there is none."""
-        self._batch = batch
-        self._hooks = [
-            module.register_forward_pre_hook(self._record, with_kwargs=True)
-            for module in host.modules()
-            if not isinstance(module, torch.jit.ScriptModule)  # which takes no hooks
-        ]
-
-    def _record(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        if not self.found and not torch.compiler.is_compiling():  # within a submodule that the user compiled
-            self.found = find_mask_or_cache(list_argument_names(module), arguments, keywords, self._batch)
-
-    def remove(self) -> None:
-        """Remove the hooks."""
-        for hook in self._hooks:
-            hook.remove()
 
 
 def refuse_to_mix(slot: str, blueprint: str, found: str) -> NoReturn:
@@ -247,7 +206,3 @@ def refuse_to_mix(slot: str, blueprint: str, found: str) -> NoReturn:
         f"model uses {found!r}: call it without that (use_cache=False for a cache), or choose a blueprint that treats "
         "each position separately, such as 'mlp' or 'lowrank'"
     )
-
-
-NESTED_ADVICE = "build torch's TransformerEncoder with enable_nested_tensor=False, which keeps padding in the tensor"
-"""Advice in errors about nested tensors, which slots do not take."""

@@ -8,10 +8,10 @@ per-example gradient G_i = d<g_i, s(h_i)>/dtheta. With all N examples as rows of
 
 is the fraction of a uniform decrease of all losses that one natural-gradient step of the module achieves: g^T F^-1 g
 with the empirical Fisher F = G^T G / N, the natural expansion score of Mitchell et al. (2023, "Self-Expanding Neural
-Networks", arXiv 2307.04526, eq. 5), with K in place of F (the push-through identity). Equivalently, it is a ridge
-regression of the constant target "every example's loss falls by one" on the per-example gradients. It is zero if no
-direction of theta helps, and near one if one step could help all examples equally. The ridge lambda is a fraction of
-the mean of K's diagonal, so losses and features may be multiplied by constants.
+Networks", arXiv 2307.04526, eq. 5), with K in place of F (the push-through identity): a ridge regression of the
+constant target "every example's loss falls by one" on the per-example gradients. It is zero if no direction of theta
+helps, and near one if one step could help all examples equally. The ridge lambda is a fraction of the mean of K's
+diagonal, so losses and features may be multiplied by constants.
 
 If P > N, any N generic rows can be fitted, even noise. So the *held-out* promise fits dtheta on one half of the
 examples and applies it to the other half, where noise cannot raise it.
@@ -44,7 +44,7 @@ from esper.serialization import from_plain, to_plain
 RIDGE = 0.1
 """Lambda as a fraction of the mean of K's diagonal. Ridges from 0.03 to 1 rank candidates similarly."""
 GRAM_BYTES = 2**29
-"""Memory for per-example gradients, in bytes. If all gradients together are larger, blocks of them are recomputed."""
+"""Memory for per-example gradients. If all gradients together are larger, blocks of them are recomputed."""
 _EXAMPLES_AT_ONCE = 32
 """Number of examples that are differentiated side by side."""
 
@@ -60,7 +60,7 @@ class PromiseEstimate(NamedTuple):
 
 
 def compute_promise(gram: Tensor) -> PromiseEstimate:
-    """The promise from Gram matrices K ``[..., N, N]`` of per-example gradients, N at least 2."""
+    """The promise from Gram matrices K ``[..., N, N]``, N at least 2."""
     # Scaled to a mean diagonal of one; zeros stay zeros.
     mean = gram.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
     scaled = torch.where(mean != 0, gram / mean, 0)
@@ -116,18 +116,16 @@ def _fit_step(gradients: Tensor) -> Tensor:
 
 
 class GradientBatch(NamedTuple):
-    """Some examples of a call of a module or slot, and the gradients of their losses with respect to its output."""
+    """Some examples of a call of a module or slot, ``[B, ...]`` each."""
 
     inputs: tuple[Tensor, ...]
-    """Arguments of the module, or the features of the slot, ``[B, ...]`` each."""
+    """Arguments of the module, or the features of the slot."""
     gradients: Tensor
-    """Functional gradients ``[B, ...]`` up to one factor for all, shaped as the output; the output itself until the
-    backward pass brings them."""
+    """Functional gradients, up to one factor for all; the module's output until the backward pass brings them."""
     contexts: Mapping[Context, Tensor] = {}
-    """Of a slot, the second arguments of blueprints, ``[B, ...]`` each, as far as they are available."""
+    """Of a slot, the second arguments of blueprints, as far as they are available."""
 
     def map(self, change: Callable[[Tensor], Tensor]) -> GradientBatch:
-        """The batch with its tensors changed."""
         contexts = {context: change(tensor) for context, tensor in self.contexts.items()}
         return GradientBatch(tuple(change(tensor) for tensor in self.inputs), change(self.gradients), contexts)
 
@@ -157,7 +155,7 @@ def record_call(slot: Slot, call: LayerCall, features: Tensor, limit: int | None
 
 
 class _FeaturesOnlyCall(nn.Module):
-    """A blueprint with the context `Context.CALL`, for a layer that is called with only its features."""
+    """A blueprint with `Context.CALL`, for a layer that is called with only its features."""
 
     def __init__(self, newborn: nn.Module) -> None:
         super().__init__()
@@ -173,7 +171,7 @@ def measure_promise(
 ) -> tuple[float, float, float]:
     """Promise, held-out promise and its standard error of a blueprint in a slot, without autocast.
 
-    They are means over initial values, drawn from the random streams ``draws``, or one if the blueprint draws nothing.
+    They are means over initial values that are drawn from the random streams ``draws``.
     """
     if any(kind.context not in batch.contexts for batch in batches):
         reason = "the layer there takes more arguments than its features"
@@ -217,7 +215,7 @@ def summarise_grams(grams: Sequence[Tensor]) -> tuple[float, float, float]:
 
 
 def raise_precision(values: Tensor) -> Tensor:
-    """Half precision as float32, which a Gram matrix needs; other types, such as indices, are returned as they are."""
+    """Half precision as float32, which a Gram matrix needs; other types as they are."""
     return values.float() if values.is_floating_point() and values.dtype.itemsize < torch.float32.itemsize else values
 
 
@@ -274,10 +272,7 @@ def differentiate_output(
     inputs: tuple[Tensor, ...],
     gradient: Tensor,
 ) -> dict[str, Tensor]:
-    """The gradient of ``<gradient, module(inputs)>`` of one example, without a batch axis, by parameters ``moving``.
-
-    The other parameters are ``fixed``; of the module itself its structure and buffers are used.
-    """
+    """The gradient of ``<gradient, module(inputs)>`` of one example, without a batch axis, by parameters ``moving``."""
 
     def compute_output(moving: Mapping[str, Tensor]) -> Tensor:
         output: Tensor = functional_call(
@@ -310,7 +305,7 @@ def find_parameters_with_gradient(module: nn.Module, batches: Iterable[GradientB
 
 
 class PromiseSettings(Settings):
-    """How often promises of all blueprints in all slots are measured, and which values controllers observe."""
+    """How often promises of all blueprints in all slots are measured, and which of them controllers observe."""
 
     every: int = Field(default=8, ge=1, le=1000)
     """Decisions between measurements. In between the last one is used, and controllers observe its age."""
@@ -323,7 +318,7 @@ class PromiseSettings(Settings):
     """Which of the two promises controllers observe; the other one reads 0."""
 
     def is_due(self, decisions: Ints) -> Bools:
-        """Whether networks are measured after ``decisions`` ``[E]`` decisions: bool ``[E]``."""
+        """Whether networks are measured after ``decisions [E]``."""
         since_first = decisions - self.first
         return (since_first >= 0) & (since_first % self.every == 0)
 
@@ -354,17 +349,17 @@ class PromiseRecord:
         """Change of `best` from the measurement before to the last one, ``[E]``."""
 
     def restart(self, rows: Bools) -> None:
-        """Reset the networks ``rows``, bool ``[E]``."""
+        """Reset the networks ``rows [E]``."""
         self.fitted[rows] = self.held_out[rows] = np.nan
         self.age[rows] = np.inf
         self.change[rows] = 0
 
     def advance_age(self, rows: Bools) -> None:
-        """Count a decision of the networks ``rows``, bool ``[E]``."""
+        """Count a decision of the networks ``rows [E]``."""
         self.age = self.age + rows
 
     def record(self, rows: Bools, fitted: Floats, held_out: Floats) -> None:
-        """Store the promises just measured, ``[E, S, K]`` each, of the networks ``rows``, bool ``[E]``."""
+        """Store the promises ``[E, S, K]`` just measured of the networks ``rows [E]``."""
         # The change of the best promise is only defined from the second measurement on.
         measured_before = np.isfinite(self.age) & rows
         before = self.best
@@ -381,11 +376,9 @@ class PromiseRecord:
         return find_largest(self.fitted if self.settings.shown == "fitted" else self.held_out, (1, 2))
 
     def state_dict(self) -> dict[str, Any]:
-        """All attributes but the settings, as plain values."""
         return to_plain(self._arrays)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         vars(self).update(from_plain(self._arrays, state, "promises"))
 
     @property

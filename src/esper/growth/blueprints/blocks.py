@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from esper.errors import SlotError
 from esper.growth.blueprints.registry import Blueprint, Context, Family, Folded, LayerCall, register
 from esper.growth.depth import copy_block
-from esper.growth.inputs import drop_caches, list_argument_names, list_caches
+from esper.growth.inputs import drop_caches
 from esper.growth.site import Layout, Site
 
 
@@ -54,7 +54,8 @@ class BlockCopy(Blueprint):
             features = features.detach().requires_grad_()  # reentrant checkpointing gives no gradients otherwise
         arguments, keywords = inputs.with_first(features)
         # The backward pass would fill a cache a second time; the block itself drops those passed by keyword.
-        if checkpointed and list_caches(list_argument_names(self.block), arguments, {}):
+        kept, _ = drop_caches(self.block, arguments, {})
+        if checkpointed and any(value is not given for value, given in zip(kept, arguments, strict=True)):
             raise SlotError(
                 f"a {type(self.block).__name__} with gradient checkpointing got a cache: call the model with "
                 "use_cache=False and without a cache, or disable its gradient checkpointing"
@@ -131,7 +132,7 @@ def find_branch_outputs(block: nn.Module, call: LayerCall) -> tuple[str, ...]:
         return ()
     # Copy the block, with noise on its parameters.
     copied = copy_block(block).eval()
-    arguments, keywords = LayerCall(*drop_caches(list_argument_names(block), *call)).with_first(first.detach().clone())
+    arguments, keywords = LayerCall(*drop_caches(block, *call)).with_first(first.detach().clone())
     generator = torch.Generator(first.device).manual_seed(0)
     for parameter in copied.parameters():
         noise = torch.randn(parameter.shape, generator=generator, device=parameter.device)
