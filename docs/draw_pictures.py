@@ -14,7 +14,7 @@ from pathlib import Path
 
 from esper.cli import main
 from esper.lab.drawing import export_exhibits
-from esper.lab.exhibit import Figure, group_rows
+from esper.lab.exhibit import Drawing, group_rows
 from esper.lab.report import report_grown
 from esper.runs.run_directory import RunDirectory
 
@@ -36,7 +36,7 @@ def draw(folder: Path) -> None:
 
     # Narrow screens have three of the six moments, in a picture that is half as wide.
     exhibits = report_grown(RunDirectory(folder / "run")).exhibits
-    (snapshots,) = (one for one in exhibits if isinstance(one, Figure) and one.name == "snapshots")
+    (snapshots,) = (one for one in exhibits if isinstance(one, Drawing) and one.name == "snapshots")
     moments = group_rows(snapshots.rows, "decision")
     rows = [row for number in list(moments)[1::2] for row in moments[number]]
     export_exhibits(folder / "narrow", [replace(snapshots, rows=rows, columns=1)])

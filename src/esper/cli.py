@@ -1,7 +1,7 @@
 """The `esper` command.
 
-tyro turns the signature of a command's function into options, and its docstring into the help. It may return an exit
-code. It is imported only when its command runs, so `esper --help` does not wait for torch, and needs no extra.
+tyro turns the signature of a command's function into options, and its docstring into the help. A function is imported
+only when its command runs, so `esper --help` does not wait for torch, and needs no extra.
 """
 
 import sys
@@ -20,13 +20,13 @@ EXIT_OK, EXIT_ERROR, EXIT_INTERRUPTED = 0, 2, 130
 
 @dataclass(frozen=True)
 class Command:
-    """A command: its name, for instance `bench suite`; its function as `module:name`; a line of help."""
+    """A command: its name, its function as `module:name`, and a line of help."""
 
     name: str
     target: str
     help: str
     ends: bool = True
-    """Whether it computes something and ends; one that serves until it is stopped reports no progress."""
+    """Whether it computes something and ends; one that serves reports no progress."""
 
 
 COMMANDS = (

@@ -131,4 +131,4 @@ def test_several_runs_need_a_place_and_one_is_not_several(tmp_path: Path, capsys
         assert reported(*words) == 2
         assert "or several runs and --out FOLDER" in capsys.readouterr().err
     assert reported(first.path) == 0
-    assert "this policy" in capsys.readouterr().out, "one run is judged as one policy"
+    assert "this policy" in capsys.readouterr().out, "one run stands for one policy"

@@ -258,15 +258,15 @@ def test_runs_are_compared_as_chosen(browser: Browser, address: str):
 def test_an_evaluation_is_shown_with_its_verdicts_or_with_what_writes_them(
     browser: Browser, address: str, folder: Path
 ):
-    run = RunDirectory(folder / "judged")
+    run = RunDirectory(folder / "evaluated")
     plant(run.path, PLAN)
     dump_settings(TrainSettings(), run.config)
     write_results(run.evaluation, planted({"policy": 0.7, "none": 0.5}))
-    with opened(browser, f"{address}#/compare?run=judged&with=judged") as page:
-        expect(page.get_by_text(re.compile(r"verdicts\.json .*`esper report .*judged`"))).to_be_visible()
+    with opened(browser, f"{address}#/compare?run=evaluated&with=evaluated") as page:
+        expect(page.get_by_text(re.compile(r"verdicts\.json .*`esper report .*evaluated`"))).to_be_visible()
         write_report(run)
         page.reload()
-        table = page.get_by_role("region", name="judged: policy on 60 held-out instances").first
+        table = page.get_by_role("region", name="evaluated: policy on 60 held-out instances").first
         expect(table).to_contain_text("policy better")
         expect(page.get_by_text(re.compile(r"^Yes\. One training seed on 60 instances"))).to_be_visible()
     delete(run.path)
@@ -503,13 +503,13 @@ def test_a_model_s_page_says_why_seeds_were_pruned(browser: Browser, address: st
         loop.epoch()
     loop.grower.finish()
     with RunReader.open(folder / "pruned" / "run.db") as reader:
-        judged = [change for change in reader.events(LifecycleTransition) if change.threshold is not None]
-    assert len(judged) == 2
+        decided = [change for change in reader.events(LifecycleTransition) if change.threshold is not None]
+    assert len(decided) == 2
     with opened(browser, f"{address}#/model?run=pruned") as page:
         seeds = page.get_by_role("region", name="Seeds by decision")
         expect(seeds.locator("thead")).to_contain_text("Minimum")
         newest = page.locator(".tall tbody tr").first
-        for change, row in zip(judged, seeds.locator("tbody tr").all(), strict=True):
+        for change, row in zip(decided, seeds.locator("tbody tr").all(), strict=True):
             assert change.price == change.threshold
             expect(row).to_contain_text(f"{change.price:.3f}")
             expect(row).to_contain_text(f"+{change.threshold:.3f}")

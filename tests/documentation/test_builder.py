@@ -150,7 +150,7 @@ def test_runs_with_decisions_are_those_of_the_table() -> None:
 
 
 @pytest.mark.landing
-def test_what_a_module_is_judged_by_can_be_read() -> None:
+def test_what_a_module_is_measured_by_can_be_read() -> None:
     from docs.write_gallery import parse_tried  # noqa: PLC0415
     from esper.growth.summary import TriedModule  # noqa: PLC0415
     from esper.lifecycle.table import SeedRating  # noqa: PLC0415

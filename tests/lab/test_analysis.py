@@ -79,14 +79,14 @@ def independent(seeds: int, luck: float, taste: float, *, ratio: float = 1.0, ef
     return draw
 
 
-def judged(study: Study, claim: Claim = Claim.TRAINING, studies: int = STUDIES) -> list[Difference]:
+def repeat_study(study: Study, claim: Claim = Claim.TRAINING, studies: int = STUDIES) -> list[Difference]:
     rng = np.random.default_rng(0)
     return [estimate_differences([study(rng)], FAMILIES, claim)[0] for _ in range(studies)]
 
 
 def rate(study: Study, claim: Claim = Claim.TRAINING) -> float:
     """Of verdicts for or against."""
-    found = float(np.mean([one.verdict in (Verdict.ABOVE, Verdict.BELOW) for one in judged(study, claim)]))
+    found = float(np.mean([one.verdict in (Verdict.ABOVE, Verdict.BELOW) for one in repeat_study(study, claim)]))
     print(f"{found:.1%}")  # noqa: T201
     return found
 
@@ -111,7 +111,7 @@ def test_rate_of_false_alarms_is_what_the_level_allows(kind: str, varying: str, 
 @pytest.mark.parametrize("kind", KINDS)
 def test_neither_luck_nor_taste_passes_for_skill(kind: str, varying: str) -> None:
     """The quick one of the above."""
-    found = judged(KINDS[kind](5, *VARIANCES[varying]), studies=300)
+    found = repeat_study(KINDS[kind](5, *VARIANCES[varying]), studies=300)
     alarms = np.mean([one.verdict is not Verdict.OPEN for one in found])
     assert alarms <= SIGNIFICANCE + 3 * (SIGNIFICANCE * LEVEL / 300) ** 0.5
     intervals = [one.interval for one in found if one.interval is not None]
@@ -166,7 +166,7 @@ def test_rate_for_a_family_of_questions_is_what_the_level_allows() -> None:
     ],
 )
 def test_rate_of_effects_found_is_as_stated(study: Study, least: float) -> None:
-    found = judged(study, studies=400)
+    found = repeat_study(study, studies=400)
     print(f"{np.mean([one.verdict is Verdict.ABOVE for one in found]):.1%}")  # noqa: T201
     assert np.mean([one.verdict is Verdict.ABOVE for one in found]) >= least
     assert np.mean([one.verdict is Verdict.BELOW for one in found]) <= 0.01
@@ -179,7 +179,7 @@ def test_rate_of_intervals_that_hold_the_truth_is_the_level(varying: str, seeds:
     luck, taste = VARIANCES[varying]
     studies = (paired(seeds, luck, taste, effect=0.1), independent(seeds, luck, taste, ratio=2, effect=0.1))
     for study in studies:
-        intervals = [one.interval for one in judged(study, studies=800)]
+        intervals = [one.interval for one in repeat_study(study, studies=800)]
         held = np.mean([one.low <= 0.1 <= one.high for one in intervals if one is not None])
         print(f"{held:.1%}")  # noqa: T201
         assert abs(held - LEVEL) <= 3 * (SIGNIFICANCE * LEVEL / 800) ** 0.5 + 0.005
@@ -213,29 +213,27 @@ def test_more_seeds_than_one_are_more_than_one_policy(claim: Claim) -> None:
         estimate_differences([Contrast(np.zeros((5, 4)), np.zeros((1, 4)), paired=True)], list("aabb"), claim)
 
 
-def test_where_instances_add_nothing_it_is_the_t_test_of_seeds() -> None:
+def test_without_effects_of_instances_it_is_students_or_welchs_test_of_the_seeds() -> None:
+    rng = np.random.default_rng(1)
     means = np.array([0.01, 0.03, -0.02, 0.05, 0.02])
     values = means[:, None] + np.tile([0.1, -0.1], (5, 21)) * np.array([1, -1, 1, -1, 0])[:, None]
-    (found,) = estimate_differences(
-        [Contrast(values, np.zeros((1, INSTANCES)), paired=True)], ["a"] * INSTANCES, Claim.TRAINING
-    )
-    expected = stats.ttest_1samp(means, 0)
-    assert found.p == pytest.approx(expected.pvalue)
-    assert (found.interval.low, found.interval.high) == pytest.approx(tuple(expected.confidence_interval(LEVEL)))
-
-
-def test_of_independent_seeds_that_is_welchs() -> None:
-    rng = np.random.default_rng(1)
-    one, two = rng.normal(0, 0.01, 5), rng.normal(0.01, 0.05, 5)
-    tables = [means[:, None] + np.zeros(INSTANCES) for means in (one, two)]
-    (found,) = estimate_differences([Contrast(tables[0], tables[1], paired=False)], FAMILIES, Claim.TRAINING)
-    assert found.p == pytest.approx(stats.ttest_ind(one, two, equal_var=False).pvalue)
-
-
-def test_where_each_seed_has_instances_of_its_own_their_means_are_all_there_is() -> None:
-    values = np.random.default_rng(2).normal(0.1, 0.1, (6, INSTANCES))
-    (found,) = estimate_differences([Contrast(values, np.zeros((6, INSTANCES)), paired=True)], None, Claim.TRAINING)
-    assert found.p == pytest.approx(stats.ttest_1samp(values.mean(1), 0).pvalue)
+    own = rng.normal(0.1, 0.1, (6, INSTANCES))
+    first, second = rng.normal(0, 0.01, 5), rng.normal(0.01, 0.05, 5)
+    constant = np.zeros(INSTANCES)
+    contrasts = [
+        (Contrast(values, np.zeros((1, INSTANCES)), paired=True), ["a"] * INSTANCES, stats.ttest_1samp(means, 0)),
+        (Contrast(own, np.zeros((6, INSTANCES)), paired=True), None, stats.ttest_1samp(own.mean(1), 0)),
+        (
+            Contrast(first[:, None] + constant, second[:, None] + constant, paired=False),
+            FAMILIES,
+            stats.ttest_ind(first, second, equal_var=False),
+        ),
+    ]
+    for contrast, families, expected in contrasts:
+        (found,) = estimate_differences([contrast], families, Claim.TRAINING)
+        assert found.p == pytest.approx(expected.pvalue)
+        interval = found.interval.low, found.interval.high
+        assert interval == pytest.approx(tuple(expected.confidence_interval(LEVEL)))
 
 
 def test_what_does_not_depend_on_seeds_has_the_interval_of_its_instances() -> None:
@@ -284,32 +282,27 @@ def test_what_has_no_interval_is_refused(shape: tuple[int, int], families: list[
 
 def test_scores_that_do_not_belong_together_are_refused() -> None:
     for second in (np.zeros((4, 3)), np.zeros((5, 2))):
-        with pytest.raises(ValueError, match="not of the same seeds and instances"):
+        with pytest.raises(ValueError, match="differ in seeds or instances"):
             estimate_differences([Contrast(np.zeros((5, 3)), second, paired=False)], ["x"] * 3, Claim.TRAINING)
 
 
-@pytest.mark.parametrize("claim", list(Claim))
+@pytest.mark.parametrize(("claim", "seeds"), [*((claim, 1) for claim in Claim), (Claim.TRAINING, 5)])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_scores_that_are_not_finite_are_refused(value: float, claim: Claim) -> None:
-    for seeds in (5,) if claim is not Claim.TRAINING else (5, 2):
-        count = seeds if claim is Claim.TRAINING else 1
-        for place in (0, 1):
-            for paired_ in (True, False):
-                scores = np.random.default_rng(0).normal(0, 1, (2, count, INSTANCES))
-                scores[place, count - 1, 2] = value
-                with pytest.raises(RunError, match=rf"score of training seed {count - 1} on instance 2"):
-                    estimate_differences([Contrast(scores[0], scores[1], paired=paired_)], FAMILIES, claim)
-                with pytest.raises(RunError, match="no comparison follows"):
-                    mean_interval(scores[place], FAMILIES)
+def test_scores_that_are_not_finite_are_refused(value: float, claim: Claim, seeds: int) -> None:
+    for place in (0, 1):
+        for paired_ in (True, False):
+            scores = np.random.default_rng(0).normal(0, 1, (2, seeds, INSTANCES))
+            scores[place, seeds - 1, 2] = value
+            with pytest.raises(RunError, match=rf"score of training seed {seeds - 1} on instance 2"):
+                estimate_differences([Contrast(scores[0], scores[1], paired=paired_)], FAMILIES, claim)
+            with pytest.raises(RunError, match="cannot be compared"):
+                mean_interval(scores[place], FAMILIES)
 
 
-def test_ties_count_half():
+def test_the_probability_of_improvement_counts_ties_half_and_pairs_seeds():
     first, second = np.array([[1.0, 1.0, 0.0, 0.0]]), np.array([[0.0, 1.0, 1.0, 0.0]])
     assert probability_of_improvement(first, second, paired=True) == 0.5
     assert probability_of_improvement(first + 2, first, paired=True) == 1
-
-
-def test_paired_seeds_meet_each_other_and_unpaired_ones_everyone():
     first, second = np.array([[1.0], [3.0]]), np.array([[0.0], [2.0]])
     assert probability_of_improvement(first, second, paired=True) == 1
     assert probability_of_improvement(first, second, paired=False) == 0.75

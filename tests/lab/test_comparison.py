@@ -22,49 +22,24 @@ def named(comparison: Comparison, name: str) -> ArmRecord:
     return next(one for one in comparison.standings if one.name == name)
 
 
-def test_verdicts_follow_the_planted_differences(comparison: Comparison):
+def test_a_comparison_holds_what_was_planted(comparison: Comparison):
     assert comparison.verdicts == {"none": Verdict.ABOVE, "better": Verdict.BELOW, "equal": Verdict.OPEN}
-
-
-def test_differences_are_the_policys_minus_the_others(comparison: Comparison):
+    assert comparison.standings[0].name == "better", "the best comes first"
+    assert (comparison.reference.name, comparison.instances) == ("policy", 60)
     none = named(comparison, "none")
-    assert none.difference == pytest.approx(0.15, abs=0.01)
-    assert none.probability_of_improvement == 1
-
-
-def test_pairing_sees_through_what_instances_share(comparison: Comparison):
-    none = named(comparison, "none")
+    assert (none.difference, none.probability_of_improvement, none.added) == (pytest.approx(0.15, abs=0.01), 1, 0)
+    assert comparison.reference.added == pytest.approx((100 + 59 / 2) / 400), "relative to the host"
+    # Pairing takes out what instances share.
     assert none.difference_interval is not None
     assert np.ptp(none.difference_interval) < np.ptp(none.score_interval) / 3
-
-
-def test_the_best_comes_first_and_the_policy_is_found(comparison: Comparison):
-    assert comparison.standings[0].name == "better"
-    assert comparison.reference.name == "policy"
-    assert comparison.instances == 60
-
-
-def test_growth_is_relative_to_the_host(comparison: Comparison):
-    assert named(comparison, "none").added == 0
-    assert comparison.reference.added == pytest.approx((100 + 59 / 2) / 400)
-
-
-def test_means_by_family(comparison: Comparison):
-    results = planted(MEANS)
     assert list(comparison.family_scores) == sorted(FAMILIES)
-    own = [one.score for one in results if one.controller == "policy" and one.family == "order"]
+    own = [one.score for one in planted(MEANS) if one.controller == "policy" and one.family == "order"]
     assert comparison.family_scores["order"]["policy"] == pytest.approx(sum(own) / len(own))
 
 
 def test_equal_results_are_no_claim():
-    found = compare_controllers([planted({"policy": 0.5, "none": 0.5}, noise=0)])
-    (other,) = found.others
+    (other,) = compare_controllers([planted({"policy": 0.5, "none": 0.5}, noise=0)]).others
     assert (other.difference, other.p, other.probability_of_improvement) == (0, 1, 0.5)
-    assert found.verdicts == {"none": Verdict.OPEN}
-
-
-def test_the_same_results_give_the_same_comparison(comparison: Comparison):
-    assert compare_controllers([planted(MEANS)]) == comparison
 
 
 def test_results_that_cannot_be_paired_are_refused():

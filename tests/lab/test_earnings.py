@@ -136,7 +136,7 @@ def test_an_evaluation_stores_what_the_policy_alone_kept(tmp_path: Path) -> None
     ) as trainer:
         trainer.train(ignore)
         with LocalWorkers(1) as workers:
-            found = evaluate_run(trainer.run, workers, 8, 3).behaviour
+            found = evaluate_run(trainer.run, workers, 8, 3)[1]
         assert read_behaviour(trainer.run.behaviour) == found
     assert found.earnings is not None
     assert len(found.earnings) == 8 + 3

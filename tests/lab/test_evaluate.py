@@ -11,7 +11,7 @@ from esper.control.learned import POLICY
 from esper.control.rules import SHUFFLED, LookRule, LookSettings, Replay
 from esper.errors import CheckpointError, ConfigError, RunError
 from esper.lab.evaluate import (
-    RunEvaluation,
+    Behaviour,
     evaluate_by_name,
     evaluate_run,
     load_policy,
@@ -23,13 +23,14 @@ from esper.runs.run_directory import RunDirectory
 from esper.serialization import Checkpoints
 from esper.tasks.registry import get_suite
 from esper.train.evaluation import EvaluationConfig, create_baselines, evaluate_controllers, make_evaluation_config
-from esper.train.results import read_evaluation, select_split
+from esper.train.results import Result, read_evaluation, select_split
 from esper.train.workers import LocalWorkers
 from train.runs import ignore, started, tiny
 
 pytestmark = pytest.mark.landing
 
 HELDOUT, TRANSFER = 8, 3
+Found = tuple[list[Result], Behaviour]
 
 
 @pytest.fixture(scope="module")
@@ -49,15 +50,15 @@ def progress() -> list[tuple[int, int, str]]:
 
 
 @pytest.fixture(scope="module")
-def found(run: RunDirectory, progress: list[tuple[int, int, str]]) -> RunEvaluation:
+def found(run: RunDirectory, progress: list[tuple[int, int, str]]) -> Found:
     with LocalWorkers(1) as workers:
         return evaluate_run(run, workers, HELDOUT, TRANSFER, lambda *step: progress.append(step))
 
 
-def test_everyone_plays_the_same_instances_of_each_split(found: RunEvaluation):
+def test_everyone_plays_the_same_instances_of_each_split(found: Found):
     names = ["policy", *(controller.name for controller in create_baselines(get_suite("short"))), SHUFFLED]
     for split, count in (("heldout", HELDOUT), ("transfer", TRANSFER)):
-        results = select_split(found.results, split)
+        results = select_split(found[0], split)
         played = {name: [one.instance for one in results if one.controller == name] for name in names}
         assert {one.controller for one in results} == set(names)
         assert all(instances == played["policy"] for instances in played.values())
@@ -72,22 +73,22 @@ def test_instances_follow_from_the_runs_seed_and_are_new():
     assert all(one.family in suite.families for one in same[0])
 
 
-def test_the_file_holds_a_record_per_controller_and_instance(run: RunDirectory, found: RunEvaluation):
+def test_the_file_holds_a_record_per_controller_and_instance(run: RunDirectory, found: Found):
     records = json.loads(run.evaluation.read_text())
     assert len(records) == (HELDOUT + TRANSFER) * (2 + len(create_baselines(get_suite("short"))))
     assert {"controller", "instance", "score", "test_accuracy", "added_parameters"} <= records[0].keys()
-    assert read_evaluation(run.evaluation) == found.results
+    assert read_evaluation(run.evaluation) == found[0]
 
 
-def test_scores_are_test_accuracy_less_rent(run: RunDirectory, found: RunEvaluation):
-    none = [one for one in found.results if one.controller == "none"]
+def test_scores_are_test_accuracy_less_rent(run: RunDirectory, found: Found):
+    none = [one for one in found[0] if one.controller == "none"]
     assert all(one.score == one.test_accuracy and one.added_parameters == 0 for one in none)
-    grown = [one for one in found.results if one.added_parameters]
+    grown = [one for one in found[0] if one.added_parameters]
     assert grown
     assert all(one.score < one.test_accuracy for one in grown)
 
 
-def test_shuffled_is_the_policys_actions_on_other_instances(run: RunDirectory, found: RunEvaluation):
+def test_shuffled_is_the_policys_actions_on_other_instances(run: RunDirectory, found: Found):
     """By hand: the policy is played once more, and its actions are handed on."""
     settings = tiny("policy.advice=null")
     policy = load_policy(run, settings).controller
@@ -103,7 +104,7 @@ def test_shuffled_is_the_policys_actions_on_other_instances(run: RunDirectory, f
             )[0].records
             for donor in range(HELDOUT)
         }
-    results = [one for one in select_split(found.results, "heldout") if one.controller == SHUFFLED]
+    results = [one for one in select_split(found[0], "heldout") if one.controller == SHUFFLED]
     assert [one.instance for one in results] == [one.name for one in chosen]
     fits = np.array(
         [[abs(one.score - scores[donor][place].score) < 1e-6 for donor in scores] for place, one in enumerate(results)]
@@ -114,20 +115,20 @@ def test_shuffled_is_the_policys_actions_on_other_instances(run: RunDirectory, f
     assert fits[places, donors].all(), "everybody's actions were handed on once, to somebody else"
 
 
-def test_baselines_score_as_when_played_alone(run: RunDirectory, found: RunEvaluation):
+def test_baselines_score_as_when_played_alone(run: RunDirectory, found: Found):
     settings = tiny()
     controller = create_baselines(get_suite("short"))[-1]
     with LocalWorkers(1) as workers:
         instances = sample_for_evaluation(get_suite("short"), "heldout", HELDOUT, settings.seed)
         alone = evaluate_controllers(workers, [controller], make_evaluation_config(settings), instances)[0].records
-    results = select_split(found.results, "heldout")
+    results = select_split(found[0], "heldout")
     together = [one.score for one in results if one.controller == controller.name]
     assert together == [one.score for one in alone]
 
 
-def test_the_behaviour_agrees_with_the_results(run: RunDirectory, found: RunEvaluation):
+def test_the_behaviour_agrees_with_the_results(run: RunDirectory, found: Found):
     behaviour = read_behaviour(run.behaviour)
-    assert behaviour == found.behaviour
+    assert behaviour == found[1]
     assert behaviour.iteration == 1
     suite = get_suite("short")
     assert [one.family for one in behaviour.usage] == [*sorted(suite.families), *sorted(suite.transfer_families)]
@@ -141,10 +142,10 @@ def test_the_behaviour_agrees_with_the_results(run: RunDirectory, found: RunEval
     assert any(one.plants for one in behaviour.usage)
 
 
-def test_an_episode_of_each_family_is_kept(found: RunEvaluation):
-    scores = {one.instance: one.score for one in found.results if one.controller == POLICY}
-    episodes = found.behaviour.episodes
-    assert len({one.family for one in episodes}) == len(episodes) == len(found.behaviour.usage)
+def test_an_episode_of_each_family_is_kept(found: Found):
+    scores = {one.instance: one.score for one in found[0] if one.controller == POLICY}
+    episodes = found[1].episodes
+    assert len({one.family for one in episodes}) == len(episodes) == len(found[1].usage)
     for one in episodes:
         assert one.score == scores[one.instance]
         assert len(one.accuracy) == get_suite("short").steps
@@ -152,7 +153,7 @@ def test_an_episode_of_each_family_is_kept(found: RunEvaluation):
         assert (one.growth > 0) == any(change.after == "fossilized" for change in one.changes)
 
 
-def test_progress_is_reported(found: RunEvaluation, progress: list[tuple[int, int, str]]):
+def test_progress_is_reported(found: Found, progress: list[tuple[int, int, str]]):
     total = 2 * (2 + len(create_baselines(get_suite("short"))))
     assert list(dict.fromkeys(done for done, _, _ in progress)) == list(range(total + 1))
     assert {most for _, most, _ in progress} == {total}
@@ -172,7 +173,7 @@ def test_without_transfer(tmp_path: Path):
     with started(tmp_path / "run", tiny("iterations=1")) as trainer, LocalWorkers(1) as workers:
         trainer.run.verdicts.write_text("those of an earlier evaluation")
         found = evaluate_run(trainer.run, workers, 2, 0)
-    assert {one.split for one in found.results} == {"heldout"}
+    assert {one.split for one in found[0]} == {"heldout"}
     assert not trainer.run.verdicts.exists(), "they are not about the new results"
 
 

@@ -20,7 +20,6 @@ from esper.dash.app import Access, dashboard
 from esper.dash.formats import p_value, signed_score
 from esper.dash.run_view import RunFinder
 from esper.lab.analysis import FEWEST_SEEDS, Claim, Contrast, Verdict, estimate_differences
-from esper.lab.evaluate import RunEvaluation
 from esper.lab.experiment import arm_file
 from esper.lab.standings import RULE
 from esper.runs.events import RunStarted
@@ -58,10 +57,10 @@ def expected(seeds: int, claim: Claim, *, paired: bool, own_instances: bool = Fa
     }
     families = None if own_instances else [one.family for one in results[0] if one.controller == FIRST]
     others = [name for name in MEANS if name != FIRST]
-    judged = estimate_differences([Contrast(tables[FIRST], tables[name], paired) for name in others], families, claim)
+    compared = estimate_differences([Contrast(tables[FIRST], tables[name], paired) for name in others], families, claim)
     return {
         name: (WORDS[found.verdict], signed_score(found.estimate), "" if found.p is None else p_value(found.p))
-        for name, found in zip(others, judged, strict=True)
+        for name, found in zip(others, compared, strict=True)
     }
 
 
@@ -101,7 +100,7 @@ def with_rule(claims: Claims, text: str) -> Claims:
 def one_policy(folder: Path, seeds: int, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> Rendered:
     assert seeds == 1
     run = evaluated(folder / "run", of_seed(0))
-    monkeypatch.setattr("esper.commands.evaluate.evaluate_run", lambda *_: RunEvaluation(of_seed(0), BEHAVIOUR))
+    monkeypatch.setattr("esper.commands.evaluate.evaluate_run", lambda *_: (of_seed(0), BEHAVIOUR))
     assert main(["evaluate", str(run.path), "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
     page = run.report.read_text()

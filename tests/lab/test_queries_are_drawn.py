@@ -24,7 +24,7 @@ from esper.dash.formats import difference, measure, signed_percent
 from esper.dash.pages import describe_learning
 from esper.dash.progress import moving_average
 from esper.lab.drawing import STAGE_STYLES, draw_svg
-from esper.lab.exhibit import Figure, Query, run_queries
+from esper.lab.exhibit import Drawing, Query, run_queries
 from esper.lab.grown_figures import MOMENTS, grown_exhibits
 from esper.lab.policy_figures import LEARNING, health_figure
 from esper.lab.report import report_on
@@ -128,13 +128,13 @@ def test_pages_show_what_their_queries_return(which: str, least: int, request: p
     for folder, name, markup, sql in shown:
         found, what = select(path, sql), known[folder, name]
         assert what.source.text == sql
-        if isinstance(what, Figure):
+        if isinstance(what, Drawing):
             # One that takes the whole width is drawn for it.
             drawn = [draw_svg(replace(what, rows=found, columns=columns)) for columns in (what.columns, 2)]
             assert any(one in markup for one in drawn)
         else:
             columns = replace(what, rows=found).shown_columns
-            assert cells(markup) == [[column.write(one[column.name]) for column in columns] for one in found]
+            assert cells(markup) == [[column.cell(one).text for column in columns] for one in found]
 
 
 # Files ----------------------------------------------------------------------------------------------------------------
@@ -233,7 +233,7 @@ REGISTRY = {
     **{
         one.name: (one, "own" if one.name == "snapshots" else "alone")
         for one in grown_exhibits({})
-        if isinstance(one, Figure)
+        if isinstance(one, Drawing)
     },
 }
 

@@ -19,7 +19,7 @@ from dash.planted_run import Plan, plant
 from esper.cli import main
 from esper.errors import ConfigError, RunError
 from esper.extras import find_install_command
-from esper.runs.loggers import LIBRARIES, open_logger, open_loggers, read_metrics
+from esper.runs.loggers import LIBRARIES, Logger, open_loggers, read_metrics
 from esper.runs.reader import RunReader
 from factories import Loop
 from train.runs import TINY, short_suite
@@ -42,7 +42,7 @@ def _no_server(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def send(tool: str, folder: Path, steps: Mapping[int, float]) -> None:
-    with closing(open_logger(tool, folder, "mine")) as logger:
+    with closing(Logger(tool, folder, "mine")) as logger:
         logger.log_settings(SETTINGS)
         for step, value in steps.items():
             logger.log_metrics({"objective": value, "objective/plain": 1.0}, step)
@@ -118,7 +118,7 @@ def test_a_tool_that_fails_warns_once_and_gets_no_more(tmp_path: Path, monkeypat
     def fail(*_: object) -> None:
         raise ConnectionError("no network")
 
-    logger = open_logger("tensorboard", tmp_path)
+    logger = Logger("tensorboard", tmp_path)
     logger.log_metrics({"objective": 0.5}, 1)
     monkeypatch.setattr(SummaryWriter, "add_scalar", fail)
     with pytest.warns(UserWarning, match=r"tensorboard gets no more metrics of this run \(no network\)") as warned:
@@ -137,10 +137,10 @@ def test_a_tool_that_cannot_be_opened_warns_once(tmp_path: Path, monkeypatch: py
 
 def test_mistakes_are_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     with pytest.raises(ConfigError, match="there is no logger 'abacus': choose one of tensorboard, wandb, mlflow"):
-        open_logger("abacus", tmp_path)
+        Logger("abacus", tmp_path)
     (tmp_path / "wandb.json").write_text("{'step'")
     with pytest.raises(RunError, match=r"wandb\.json cannot be read: remove it"):
-        open_logger("wandb", tmp_path)
+        Logger("wandb", tmp_path)
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "wandb" else find_spec(name))
     assert main(["train", "--run-dir", str(tmp_path / "run"), "--logger", "wandb"]) == 2
@@ -183,7 +183,7 @@ def test_training_sends_every_iteration_as_it_ends(tmp_path: Path):
 
 def test_decisions_of_a_grower_are_logged_in_three_lines(tmp_path: Path):
     loop = Loop("heuristic")
-    with closing(open_logger("tensorboard", tmp_path)) as logger:
+    with closing(Logger("tensorboard", tmp_path)) as logger:
         logger.log_settings({"controller": "heuristic"})
         decisions = [loop.epoch() for _ in range(4)]
         for decision in decisions:

@@ -179,7 +179,7 @@ def compute_tasks(settings: TrainSettings) -> Iterator[tuple[torch.Tensor, ...]]
     static = [
         StaticNetwork(instance, kinds, decisions) for instance, decisions in zip(instances, (2, 4, 4), strict=True)
     ]
-    outcomes = train_cohort(StaticTask(config, "static", static))
+    outcomes = [one for one, _ in train_cohort(StaticTask(config, "static", static))]
     yield (torch.tensor([(one.score, one.added_parameters) for one in outcomes]),)
 
 

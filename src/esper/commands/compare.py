@@ -99,7 +99,6 @@ def command(
 
                 played = compare_arms(run_arms(experiment, show, computing, own))
 
-    # The result, first between configurations, then against the other arms.
     configurations = compare_configurations(trained)
     show_comparison(console, configurations)
     for standing in configurations.standings:

@@ -17,7 +17,7 @@ from esper.files import lock_folder
 from esper.lab.analysis import compare_splits
 from esper.lab.drawing import export_exhibits
 from esper.lab.evaluate import HELDOUT_INSTANCES, TRANSFER_INSTANCES, evaluate_by_name, evaluate_run
-from esper.lab.exhibit import Exhibit, Figure, Table
+from esper.lab.exhibit import Drawing, Exhibit, Table
 from esper.lab.report import report_on, write_report
 from esper.lab.standings import (
     assess_learning,
@@ -59,7 +59,6 @@ def command(
     """
     console = console_beside(json)
 
-    # Options that do not go together.
     if run is None and transfer is not None:
         raise ConfigError("--transfer needs a run: give a run, or --suite")
     for name, value in {"--controller": controller, "--suite": suite, "--split": split, "--seed": seed}.items():
@@ -103,8 +102,10 @@ def command(
             computing.open_workers(math.ceil(max(instances, most_transfer) / COHORT)) as workers,
             report_progress(console, "loading the policy") as progress,
         ):
-            evaluation = evaluate_run(directory, workers, instances, most_transfer, progress.update, show_cached)
-    comparisons = compare_splits(evaluation.results)
+            results, behaviour = evaluate_run(
+                directory, workers, instances, most_transfer, progress.update, show_cached
+            )
+    comparisons = compare_splits(results)
     page = write_report(directory)
     for part, comparison in comparisons.items():
         console.print(standings_table(comparison, name_instances(comparison.instances, part)))
@@ -114,7 +115,7 @@ def command(
     for line in (f"records: {directory.evaluation}", f"report: {page}", f"run: {directory.path}"):
         print_line(console, line)
     if json:
-        about = {"run": str(directory.path), "iteration": evaluation.behaviour.iteration}
+        about = {"run": str(directory.path), "iteration": behaviour.iteration}
         print_json(about | record_evaluation(comparisons))
 
 
@@ -160,6 +161,6 @@ def report(
         for exhibit in content.exhibits:
             if not exhibit.rows:
                 print_line(console, f"left out {exhibit.name}: {exhibit.absent}")
-        figures = sum(isinstance(exhibit, Figure) for exhibit in written)
-        print_line(console, f"{plural(figures, 'figure')}: {out / Figure.folder}")
+        figures = sum(isinstance(exhibit, Drawing) for exhibit in written)
+        print_line(console, f"{plural(figures, 'figure')}: {out / Drawing.folder}")
         print_line(console, f"{plural(len(written) - figures, 'table')}: {out / Table.folder}")

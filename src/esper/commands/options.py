@@ -1,4 +1,4 @@
-"""Options and output that several commands share, and how a command's options become arguments of its function."""
+"""Options that several commands share, and how a command's options become arguments of its function."""
 
 import inspect
 from collections.abc import Callable, Generator, Sequence
@@ -20,32 +20,27 @@ if TYPE_CHECKING:  # takes seconds
     from esper.train.workers import Workers
 
 RUNS = Path("runs")
-"""Where runs go by default."""
-# Types of options with bounds, which `run_command` checks before a command does anything.
 
 Seed = Annotated[int, Interval(ge=0, le=2**31 - 1)]
-"""A random seed."""
 Instances = Annotated[int, Interval(ge=0, le=MOST_AT_ONCE)]
-"""A number of instances, which are all made before the first is played."""
 
 Overrides = Annotated[
     tuple[str, ...],
     tyro.conf.UseAppendAction,
     tyro.conf.arg(name="set", metavar="KEY=VALUE", help="Override one setting; repeatable."),
 ]
-"""Repeatable changes of settings: `overrides: Overrides = ()`."""
 
 
 @contextmanager
 def report_work(console: Console, phase: str, pool: "Workers") -> "Generator[Workers]":
-    """Context manager of workers, whose finished tasks are the progress of the phase."""
+    """Workers whose finished tasks are the progress of the phase."""
     with pool as workers, report_progress(console, phase) as progress, workers.report_to(progress.update):
         yield workers
 
 
 @contextmanager
 def hint_if_stopped(console: Console, hint: str) -> Generator[None]:
-    """Context manager that prints how to go on if Ctrl-C or SIGTERM stops the command."""
+    """Print how to go on if Ctrl-C or SIGTERM stops the command."""
     try:
         yield
     except (KeyboardInterrupt, Terminated):
@@ -80,7 +75,7 @@ def run_command(target: Callable[..., int | None], name: str, arguments: Sequenc
 
 
 def find_interval(hint: Any) -> Any:
-    """The `Interval` in the type hint of an option, also of one that may be left out; None if there is none."""
+    """The `Interval` in the type hint of an option, also of one that may be left out."""
     if isinstance(hint, Interval):
         return hint
     parts = (*getattr(hint, "__metadata__", ()), *get_args(hint))

@@ -111,7 +111,6 @@ def command(
             # A sweep that goes on draws otherwise than it began.
             done = len(study.trials)
             study.sampler = optuna.samplers.TPESampler(seed=seed + done)
-            # A trial whose settings are refused fails alone.
             study.optimize(train, n_trials=max(trials - done, 0), catch=ConfigError)
             finished = study.get_trials(states=(optuna.trial.TrialState.COMPLETE,))
         except (OSError, optuna.exceptions.StorageInternalError, SQLAlchemyError) as error:

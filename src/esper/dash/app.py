@@ -50,7 +50,6 @@ HEADERS = {
     "x-frame-options": "DENY",
     "cache-control": "no-store",
 }
-"""Headers of every response."""
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -62,7 +61,7 @@ class Access:
     token: str | None = None
 
     def check(self, request: Request) -> Response | None:
-        """The response that refuses a request, or that takes over its token; None if the request may pass."""
+        """The response that refuses a request or takes over its token; None if the request may pass."""
         if request.method not in ("GET", "HEAD"):
             headers = {"allow": "GET, HEAD"}
             return _refuse(HTTPStatus.METHOD_NOT_ALLOWED, "The dashboard is read-only: use GET.", headers)
@@ -90,7 +89,7 @@ class Access:
         return response
 
     def protect(self, app: ASGIApp) -> ASGIApp:
-        """The app for requests that pass, with `HEADERS` on all responses."""
+        """The app for requests that pass; all responses have `HEADERS`."""
 
         async def respond(scope: Scope, receive: Receive, send: Send) -> None:
             async def send_secured(message: Message) -> None:
@@ -105,7 +104,6 @@ class Access:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address can be reached from this machine only."""
     return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
 
 
@@ -118,7 +116,6 @@ def _is_address(host: str) -> bool:
 
 
 def _is_equal(text: str, secret: str) -> bool:
-    """Compare a text with a secret in a time that does not depend on where they differ."""
     return hmac.compare_digest(text.encode("utf-8", "replace"), secret.encode())
 
 
@@ -140,11 +137,9 @@ class Query:
         self.list = request.query_params.getlist
 
     def number(self, name: str) -> int | None:
-        """A whole number, or None if it is missing."""
         return read_number(self.text(name, ""), name)
 
     def required(self, name: str) -> int:
-        """A whole number that must be given."""
         number = self.number(name)
         if number is None:
             raise ConfigError(f"`{name}` is missing: give a whole number from 0")
@@ -152,7 +147,7 @@ class Query:
 
 
 def read_number(text: str, name: str) -> int | None:
-    """The number in the text of parameter ``name``, or None if it is empty; ConfigError if it is not a whole number."""
+    """The number of parameter ``name``, or None if it is empty; ConfigError if it is not a whole number."""
     if not text:
         return None
     if not (text.isascii() and text.isdigit() and len(text) <= len(str(LARGEST)) and int(text) <= LARGEST):
@@ -173,14 +168,11 @@ PAGES: Mapping[str, Callable[[RunReader, Query], Any]] = {
         reader, query.list("type"), query.text("text", ""), query.number("before"), query.text("important") == "1"
     ),
 }
-"""The data of one run's pages, as plain JSON values."""
 
 
 def dashboard(finder: RunFinder, access: Access, stopping: Callable[[], bool] = lambda: False) -> ASGIApp:
-    """The web application; its streams end once ``stopping`` returns True."""
-
     def respond(request: Request) -> Response:
-        """Data by the last part of its path: JSON, or a stream of events. The parameter `run` is a run's name."""
+        """JSON, or a stream of events, by the last part of the path; `run` is a run's name."""
         page, query = request.path_params["page"], Query(request)
         if page == "runs":
             runs = [describe_run(name, store) for name, store in finder.find().items()]
@@ -220,7 +212,7 @@ def _json(value: Any, status: HTTPStatus = HTTPStatus.OK) -> Response:
 
 
 def _describe_failure(_: Request, error: Exception) -> Response:
-    """Respond to a request that is wrong, or whose run cannot be read; a defect's traceback is in the terminal."""
+    """Respond to a wrong request, or to one whose run cannot be read; a defect's traceback is in the terminal."""
     match error:
         case EsperError():
             status = HTTPStatus.BAD_REQUEST if isinstance(error, ConfigError) else HTTPStatus.NOT_FOUND
@@ -234,11 +226,10 @@ def _describe_failure(_: Request, error: Exception) -> Response:
 
 SHORTEST_TOKEN = 16
 SHUTDOWN_SECONDS = 2
-"""Seconds for open connections to end when the server stops."""
 
 
 def create_access(host: str, token: str | None) -> Access:
-    """Access to an address, with a new token if other machines can reach the address and ``token`` is None."""
+    """Access to an address, with a new token if other machines can reach it and ``token`` is None."""
     if token is not None and not (len(token) >= SHORTEST_TOKEN and token.replace("-", "").replace("_", "").isalnum()):
         raise ConfigError(
             f"the token must have at least {SHORTEST_TOKEN} letters, digits, `-` or `_`: leave it out for a good one"

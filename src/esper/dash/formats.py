@@ -21,18 +21,18 @@ def measure(value: float) -> str:
 
 
 def signed_score(value: float) -> str:
-    """Format a difference of scores with three decimals and a sign: ``+0.021``; zero has no sign."""
+    """Format a difference with three decimals and a sign: ``+0.021``; zero has no sign."""
     text = f"{value:+.3f}"
     return "0.000" if float(text) == 0 else _true_minus(text)
 
 
 def difference(value: float) -> str:
-    """Format a difference as `measure` does, with a sign: ``+0.021``, ``+0.00023``; zero has no sign."""
+    """Format a difference as `measure` does, with a sign: ``+0.00023``; zero has no sign."""
     return f"+{measure(value)}" if value > 0 else measure(value)
 
 
 def percent(share: float) -> str:
-    """Format a share in percent: ``0.123`` as ``12%``; a positive share that would round to zero as ``<1%``."""
+    """Format a share in percent: ``12%``; a positive share that would round to zero: ``<1%``."""
     text = _true_minus(f"{share:.0%}")
     return "<1%" if share > 0 and text == "0%" else text
 
@@ -48,12 +48,12 @@ def count(value: float) -> str:
 
 
 def mega(value: float) -> str:
-    """Format a number in whole millions: ``1_234_000_000`` as ``1,234``."""
+    """Format a number in whole millions: ``1,234``."""
     return _true_minus(f"{value / MEGA:,.0f}")
 
 
 def p_value(p: float) -> str:
-    """Format a p-value with three decimals, never zero: ``0.034`` or ``<0.001``."""
+    """Format a p-value with three decimals, never zero: ``<0.001``."""
     return "<0.001" if p < 0.001 else f"{p:.3f}"
 
 

@@ -21,14 +21,12 @@ from esper.config.loading import SettingDifference
 from esper.dash.formats import duration
 
 SECONDS_BETWEEN_LINES = 15.0
-"""The longest time without a line where there is no terminal: below 20 also where all cores are busy."""
+"""Below 20 seconds also where all cores are busy."""
 PACE_WINDOW = 8
-"""Reports over which the pace is averaged."""
 BAR_WIDTH = 12
 
 
 def console_beside(machine_readable: bool) -> Console:
-    """The console for text: stderr if stdout has machine-readable output."""
     return Console(stderr=machine_readable)
 
 
@@ -44,19 +42,17 @@ def _print_plainly(console: Console, line: str) -> None:
 
 
 def print_differences(console: Console, title: str, differences: Sequence[SettingDifference]) -> None:
-    """Print how settings differ from the defaults, one line per key."""
     print_line(console, f"{title}: {'different from the defaults in' if differences else 'the defaults'}")
     for difference in differences:
         print_line(console, f"  {difference}")
 
 
 def print_json(record: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-    """Print a line of JSON on stdout."""
     sys.stdout.write(f"{json.dumps(record)}\n")
 
 
 def plain_table(*columns: str, numbers: Sequence[str] = ()) -> Table:
-    """An empty table with these columns, without borders; those of ``numbers`` are aligned at the right."""
+    """An empty table without borders; the columns of ``numbers`` are aligned at the right."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="underline")
     for name in columns:
         table.add_column(name, justify="right" if name in numbers else "left", overflow="fold")
@@ -64,31 +60,30 @@ def plain_table(*columns: str, numbers: Sequence[str] = ()) -> Table:
 
 
 class Clock:
-    """Time, as the reporter measures it and waits for it; tests replace it."""
+    """Tests replace it."""
 
     def now(self) -> float:
-        """Seconds since any moment."""
         return time.monotonic()
 
     def wait(self, ended: threading.Event, seconds: float) -> bool:
-        """Wait for the event, but no longer than that; whether it happened."""
+        """Wait for the event, but no longer; whether it happened."""
         return ended.wait(seconds)
 
 
 @dataclass
 class Phase:
-    """A part of a command that is reported on. Other threads read it: what changes together is replaced at once."""
+    """A part of a command. Other threads read it: what changes together is replaced at once."""
 
     console: Console
     name: str
     total: float | None
-    """How much there is to do, in the unit of the reports; None: not known."""
+    """In the unit of the reports; None: not known."""
     marks: tuple[tuple[float, float], ...]
     """When how much was done: the beginning and the latest reports."""
     bar: Progress | None = None
 
     def describe(self, now: float, elapsed: float) -> str:
-        """``3 of 10 done, 1:05 elapsed, about 2:20 left``, or the elapsed seconds alone."""
+        """``3 of 10 done, 1:05 elapsed, about 2:20 left``."""
         text, total, marks = f"{duration(elapsed)} elapsed", self.total, self.marks
         if total is None:
             return text
@@ -104,15 +99,10 @@ class Phase:
 
 
 class ProgressReporter:
-    """Context manager of a command that reports its progress; `report_progress` opens its phases.
+    """Reports the progress of a command; `report_progress` opens its phases.
 
-    Where the console of a phase is not a terminal, a line is printed whenever `SECONDS_BETWEEN_LINES` passed without
-    one, so that no command is silent for longer, whatever it does. On a terminal a phase has a bar.
-
-    Args:
-        console: Where lines outside of all phases are printed.
-        name: What is done outside of all phases.
-        clock: Time.
+    Where a phase's console is not a terminal, a line is printed whenever `SECONDS_BETWEEN_LINES` passed without one; a
+    terminal has a bar.
     """
 
     def __init__(self, console: Console, name: str, clock: Clock | None = None) -> None:
@@ -135,7 +125,7 @@ class ProgressReporter:
 
     @contextmanager
     def open_phase(self, console: Console, name: str, total: float | None) -> Generator[None]:
-        """Context manager of a phase: lines are about it, and go to its console, on which a terminal has a bar."""
+        """A phase: lines are about it and go to its console, on which a terminal has a bar."""
         outer, phase = self._phase, Phase(console, name, total, ((self._clock.now(), 0.0),))
         self._phase = phase
         try:
@@ -153,7 +143,7 @@ class ProgressReporter:
     def update(self, done: float, total: float | None = None, name: str | None = None) -> None:
         """Report how much is done, in any unit, of how much; ``name``: what is done now.
 
-        Another total, or less than was done before, is the beginning of something else, whose pace is another.
+        The pace begins anew at another total, or at less than was done before.
         """
         phase, mark = self._phase, (self._clock.now(), done)
         before, total = phase.marks[-1][1], phase.total if total is None else total
@@ -166,7 +156,7 @@ class ProgressReporter:
             phase.bar.update(phase.bar.task_ids[0], completed=done, total=total, description=phase.name)
 
     def skip_to(self, done: float) -> None:
-        """Report that so much is done, where nothing was computed for it: it is not counted for the pace."""
+        """Report that so much is done without computing; the pace does not count it."""
         skipped = done - self._phase.marks[-1][1]
         self._phase.marks = tuple((moment, earlier + skipped) for moment, earlier in self._phase.marks)
 
@@ -175,7 +165,6 @@ class ProgressReporter:
         return f"{self._phase.name}: {self.describe_amount(self._phase)}"
 
     def describe_amount(self, phase: Phase) -> str:
-        """How much is done, the time since the command began, and about how long is left of the phase."""
         now = self._clock.now()
         return phase.describe(now, now - self._start)
 
@@ -193,27 +182,21 @@ class ProgressReporter:
 
 
 class _Amount(ProgressColumn):
-    """The column of a bar that says how much is done and left."""
-
     def __init__(self, reporter: ProgressReporter, phase: Phase) -> None:
         super().__init__(Column(no_wrap=True))
         self._reporter, self._phase = reporter, phase
 
     def render(self, task: Task) -> Text:
-        """What the reporter says, which keeps the pace."""
         return Text(self._reporter.describe_amount(self._phase))
 
 
 _open: list[ProgressReporter] = []
-"""The reporters of the commands that run in this process: at most one, unless a command calls another."""
+"""Those of the running commands: at most one, unless a command calls another."""
 
 
 @contextmanager
 def report_progress(console: Console, name: str, total: float | None = None) -> Generator[ProgressReporter]:
-    """Context manager of a phase of the running command, within which its reporter is about that phase alone.
-
-    ``total`` is how much there is to do, in the unit of `ProgressReporter.update`; None: not known.
-    """
+    """A phase of the running command; ``total`` is in the unit of `ProgressReporter.update`, None if not known."""
     if not _open:  # called by other than the command line
         with ProgressReporter(console, name), report_progress(console, name, total) as reporter:
             yield reporter

@@ -40,15 +40,11 @@ from esper.train.iteration import LEVELS, UPDATE
 from esper.train.results import read_verdicts
 
 PAGE = 100
-"""Most events in one response."""
 LATE_PARTS = 3
-"""A run's level is that of the last of this many equal parts."""
 STEP_FIELDS = ("step", "op", "slot", "metric", "objective", "stages", "blueprints", "alphas", "contributions")
 _STARTED_FIELDS = ("instance", "family", "variant")
 _GROWN_FIGURES = ("train_loss", "validation_loss", "added_parameters")
-"""Scalars of a run of a `Grower`, beside those of its metric."""
 _NOT_DRAWN = ("ppo/head_share/", "ppo/head_entropy_weight/", "ppo/head_clip_fraction/", "kept/")
-"""Prefixes of scalars that the learning page leaves out."""
 _OF_RUN = ("suite", "host", "controller", "seed", "environments")
 _OF_NETWORK = ("slots", "blueprints", "operations", "features", "environments", "steps")
 _OF_MODEL = ("host", "controller", "seed", "slots", "blueprints", "host_parameters", "iterations")
@@ -62,11 +58,11 @@ _IMPORTANT = f"""(
     OR +type = '{LifecycleTransition.name}' AND CASE WHEN json_valid(payload)
         THEN json_extract(payload, '$.after') IN ('germinated', 'fossilized', 'pruned') END
 )"""
-"""SQL that is true for the events that the log shows by default."""
+"""True for the events that the log shows by default."""
 
 
 def describe_run(name: str, store: Path) -> dict[str, Any]:
-    """A run with its settings and progress; one that cannot be read has its `error` instead."""
+    """A run with its settings and progress, or with the `error` that kept it from being read."""
     try:
         with RunReader.open(store) as reader:
             progress, metadata = read_progress(RunDirectory(store.parent), reader), reader.metadata()
@@ -141,7 +137,7 @@ def describe_network(reader: RunReader, number: int | None, environment: int) ->
 
 
 def describe_look(reader: RunReader, number: int, environment: int, step: int) -> dict[str, Any]:
-    """The policy's observation and choices before a decision of a network; `look` is None if it was not recorded."""
+    """The policy's observation and choices before a decision of a network; `look` is None if not recorded."""
     metadata = reader.metadata()
     episode = Episode.find(reader, metadata, number)
     looks = read_networks(reader, metadata, episode, (PolicyLooked.name,), environment)[environment]
@@ -162,11 +158,7 @@ def describe_look(reader: RunReader, number: int, environment: int, step: int) -
 
 
 def describe_interactions(reader: RunReader, number: int | None) -> dict[str, Any]:
-    """What kept modules are worth, alone and in pairs, in the networks of the last probe up to an episode.
-
-    By default up to the newest episode. ``iteration`` is that of the probe, or None if there was none; ``networks`` are
-    its instances in order, none if the run was made before interactions were measured.
-    """
+    """The worth of kept modules, alone and in pairs, in the last probe up to an episode, by default the newest."""
     cursor, metadata = reader.last_id(), reader.metadata()
     episode = Episode.find(reader, metadata, number)
     rows = reader.rows(
@@ -196,9 +188,7 @@ def describe_interactions(reader: RunReader, number: int | None) -> dict[str, An
 
 
 def describe_model(reader: RunReader) -> dict[str, Any]:
-    """A run of a `Grower`: its model, decisions, seeds' lives, and its figures by decision, from 1."""
     cursor, metadata = reader.last_id(), reader.metadata()
-    # The page draws every metric by the same names.
     metric = RunMetric.from_metadata(metadata)
     series = {
         **{name: name for name in _GROWN_FIGURES},
@@ -229,7 +219,6 @@ def describe_model(reader: RunReader) -> dict[str, Any]:
 
 
 def describe_learning(reader: RunReader) -> dict[str, Any]:
-    """All scalars by iteration, the baselines' levels on the probe instances, anomalies, and what figures mean."""
     cursor, metadata = reader.last_id(), reader.metadata()
     figures: dict[str, dict[int, float | None]] = {}
     iterations: set[int] = set()
@@ -252,7 +241,7 @@ def describe_learning(reader: RunReader) -> dict[str, Any]:
 
 
 def describe_compared(name: str, store: Path | None) -> dict[str, Any]:
-    """A run's curve, late level, last probe and results of `esper evaluate`; or its `error`, as without a store."""
+    """A run's curve, late level, last probe and results of `esper evaluate`, or its `error`."""
     if store is None:
         return {"name": name, "error": "there is no run of this name any more"}
     try:
@@ -283,7 +272,7 @@ def describe_compared(name: str, store: Path | None) -> dict[str, Any]:
 def late_level(values: Sequence[float]) -> dict[str, Any] | None:
     """Mean, lowest and highest of the last third of ``values``; None if there are none.
 
-    There is no interval: iterations of one run depend on each other, and other random seeds would give other values.
+    There is no interval: iterations of one run depend on each other.
     """
     if not values:
         return None
@@ -305,10 +294,9 @@ def _describe_evaluation(run: RunDirectory) -> dict[str, Any]:
 def list_events(
     reader: RunReader, types: Sequence[str], text: str, before: int | None, important: bool = False
 ) -> dict[str, Any]:
-    """A page of the newest events that have one of ``types``, contain ``text`` and have ids below ``before``.
+    """The newest events of these ``types``, if any, that contain ``text`` and have ids below ``before``.
 
-    Empty types, an empty text and None do not restrict the events; ``important`` leaves out all but seeds that
-    germinated, were kept or pruned, rollbacks, anomalies and failures.
+    ``important``: only seeds that germinated, were kept or pruned, rollbacks, anomalies and failures.
     """
     conditions, parameters = ["1"], list[int | str]()
     if important:
@@ -323,7 +311,6 @@ def list_events(
     if before is not None:
         conditions.append("id < ?")
         parameters.append(before)
-    # One row more than a page, to see whether there are more.
     cursor = reader.last_id()
     rows = reader.rows(
         "SELECT id, time, type, version, iteration, payload FROM events "
@@ -341,7 +328,6 @@ def list_events(
 
 
 def describe_event(record: EventRecord) -> dict[str, Any]:
-    """An event as JSON, as the log and the stream show it."""
     return {
         "id": record.id,
         "time": plain(record.time),

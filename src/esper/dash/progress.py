@@ -1,4 +1,4 @@
-"""The progress of a training run: a panel on a terminal, which is redrawn in place, and printed lines elsewhere."""
+"""The progress of a training run: a panel on a terminal, printed lines elsewhere."""
 
 import math
 import time
@@ -23,23 +23,18 @@ from esper.serialization import strip_prefix
 from esper.train.iteration import BY_FAMILY, KEPT, OPERATIONS, UPDATE, Alarm, Iteration
 
 SMOOTHING = 5
-"""Iterations over which J is averaged, in terminal, report and figures."""
 PACE_WINDOW = 8
-"""Iterations over which speed is averaged."""
 REFRESHES_PER_SECOND = 4
 LINES_PER_RUN = 20
-"""Lines about progress without a terminal, besides those about measurements and anomalies."""
+"""Besides those about measurements and anomalies."""
 WIDE = 110
-"""Width from which the details are in two columns."""
 RECENT = 10
-"""Iterations for which an anomaly is displayed."""
 FINDING_LEVELS = "finding the baselines' level"
 POLICY = "policy (greedy)"
 POLICY_STYLE, LABEL_STYLE, WARNING_STYLE = "bold cyan", "dim", "bold yellow"
 BLOCKS = "▁▂▃▄▅▆▇█"
 SPARKS = 30
 _BESIDE_SCALE = 52
-"""Columns of the terminal that names, scores and notes take beside the scale."""
 _SHORTEST_SCALE, _LONGEST_SCALE = 12, 56
 
 Row = tuple[str, RenderableType]
@@ -47,27 +42,22 @@ Row = tuple[str, RenderableType]
 
 @dataclass
 class TrainingProgress:
-    """The progress of a run, updated with each iteration, and context manager that shows it on ``console``.
+    """The progress of a run, shown on ``console``.
 
-    On a terminal it is a panel for 80 columns or more, drawn anew also between iterations. Elsewhere there is a line
-    every few iterations, at measurements, at the run's beginning and end, and for each new kind of anomaly. All times
-    are in seconds of ``clock``.
+    On a terminal it is a panel for 80 columns or more. Elsewhere there is a line every few iterations, at
+    measurements, at both ends of the run, and for each new kind of anomaly. Times are in seconds of ``clock``.
     """
 
     console: Console
     total: int
-    """Iterations at the end of the run."""
     objectives: list[float] = field(default_factory=list[float])
-    """Mean J of each iteration done."""
     done: int = 0
-    """Iterations done, those before a resume included."""
     probe: tuple[int, float] | None = None
-    """Iteration and mean test score of the greedy policy when it was last measured."""
+    """Iteration and score of the greedy policy when it was last measured."""
     levels: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Mean score of each baseline on the same instances."""
     latest: Iteration | None = None
     last_seen: dict[str, tuple[int, Alarm]] = field(default_factory=dict[str, tuple[int, Alarm]])
-    """The iteration in which each anomaly, of each head, last occurred, and its figures there."""
+    """When each anomaly, of each head, last occurred, and its figures there."""
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
@@ -76,7 +66,6 @@ class TrainingProgress:
         self.done = max(self.done, len(self.objectives))
         self._shown = ExitStack()
         self._reporter: ProgressReporter | None = None
-        """Where lines are printed."""
 
     def __enter__(self) -> Self:
         if self.console.is_terminal:
@@ -90,12 +79,10 @@ class TrainingProgress:
         self._shown.close()
 
     def count_baseline_tasks(self, done: int, total: int) -> None:
-        """Note how far the measurement of the baselines' levels is."""
         if self._reporter:
             self._reporter.update(done, total)
 
     def add_levels(self, levels: Mapping[str, float]) -> None:
-        """Add the baselines' levels."""
         self.levels = levels
         if self._reporter:
             self._reporter.update(self.done, self.total, "training, in iterations")
@@ -103,7 +90,6 @@ class TrainingProgress:
             print_line(self.console, f"baselines: {named}")
 
     def add(self, iteration: Iteration) -> None:
-        """Add an iteration that has just ended."""
         earlier_anomalies = set(self.last_seen)
         self.latest = iteration
         self.done = iteration.number
@@ -126,7 +112,6 @@ class TrainingProgress:
 
     @property
     def elapsed(self) -> float:
-        """Seconds since this process began or resumed the run."""
         return self.clock() - self._start
 
     @property
@@ -140,7 +125,6 @@ class TrainingProgress:
 
     @property
     def steps_per_second(self) -> float | None:
-        """Environment steps per second at the recent pace."""
         seconds = sum(seconds for _, seconds in self._paces)
         return sum(steps for steps, _ in self._paces) / seconds if seconds else None
 
@@ -177,12 +161,11 @@ class TrainingProgress:
 
 
 def moving_average(values: Sequence[float]) -> list[float]:
-    """The mean of each value and those before it, of at most `SMOOTHING` values."""
+    """The mean of each value and those before it, of at most `SMOOTHING`."""
     return [fmean(values[max(0, end - SMOOTHING) : end]) for end in range(1, len(values) + 1)]
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """The last ``width`` values as blocks of eight heights."""
     values = values[-width:]
     low, high = min(values), max(values)
     span = (high - low) or 1.0
@@ -190,7 +173,6 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def _rank_scores(baselines: Mapping[str, float], policy: float | None = None) -> list[tuple[str, float]]:
-    """The finite scores of the baselines and the policy, best first."""
     scores = {**baselines, **({} if policy is None else {POLICY: policy})}
     return sorted(((name, level) for name, level in scores.items() if math.isfinite(level)), key=lambda row: -row[1])
 
@@ -217,7 +199,6 @@ def _describe_iteration(progress: TrainingProgress, iteration: Iteration) -> str
 
 
 def _draw_scores(progress: TrainingProgress, width: int) -> Table:
-    """The policy and the baselines with their scores on one scale, best first."""
     number, probe = progress.probe or (0, None)
     scores = _rank_scores(progress.levels, probe)
     # A row with the ends of the scale, then a row per controller with its place on the scale.
@@ -236,7 +217,6 @@ def _draw_scores(progress: TrainingProgress, width: int) -> Table:
 
 
 def _draw_details(progress: TrainingProgress, latest: Iteration, width: int) -> RenderableType:
-    """What the networks did and how the policy learns: in two columns, or in as few lines as possible."""
     curve = moving_average(progress.objectives)
     figures = latest.figures
     operations = [(name, percent(share)) for name, share in strip_prefix(OPERATIONS, figures).items() if share]
@@ -279,5 +259,4 @@ def _draw_rows(rows: Iterable[Row]) -> Table:
 
 
 def _draw_pairs(pairs: Iterable[tuple[str, str]]) -> Columns:
-    """Names with their values, which no line break separates."""
     return Columns([Text(f"{name} {value}") for name, value in pairs], padding=(0, 2))

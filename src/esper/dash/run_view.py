@@ -1,4 +1,4 @@
-"""The runs below a folder, and the networks of an episode with their seeds' lives, as plain JSON values."""
+"""The runs below a folder, and the networks of an episode with their seeds' lives, as JSON values."""
 
 import json
 import math
@@ -21,13 +21,12 @@ DEPTH = 3
 
 @dataclass(frozen=True)
 class RunFinder:
-    """Searches folders for runs, at each call anew, so that new runs appear and deleted ones do not."""
+    """Searches folders for runs, at each call anew."""
 
     places: tuple[Path, ...]
-    """Run directories, and folders that contain some."""
 
     def find(self) -> dict[str, Path]:
-        """Run stores by the names of their runs, which are paths below the places. No other run has a name."""
+        """Run stores by the names of their runs, which are paths below the places."""
         stores: dict[str, Path] = {}
         for place in self.places:
             for store in _find_stores(place, DEPTH):
@@ -38,7 +37,6 @@ class RunFinder:
         return stores
 
     def store(self, name: str) -> Path:
-        """The store of the run with this name; RunError if there is none."""
         store = self.find().get(name)
         if store is None:
             raise RunError(f"there is no run {name!r} here: it was moved or deleted, or never was; choose another")
@@ -71,11 +69,10 @@ DEEPEST = 60
 _LAST_ITERATION = 2**62
 _COLUMNS = {stage: column for column, stage in STAGE_COLUMNS.items()}
 Fields = dict[str, Any]
-"""An event's fields, as JSON."""
 
 
 def plain(value: Any, depth: int = DEEPEST) -> Any:
-    """A JSON value with None for numbers that are not finite, and for values nested deeper than ``depth``."""
+    """A JSON value with None for numbers that are not finite, and below ``depth``."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
@@ -87,7 +84,7 @@ def plain(value: Any, depth: int = DEEPEST) -> Any:
 
 
 def read_payload(text: str) -> Fields:
-    """An event's fields; of a damaged event, the beginning of its text under `DAMAGED`."""
+    """An event's fields, or the beginning of a damaged event's text."""
     try:
         payload = json.loads(text)
     except (ValueError, RecursionError):
@@ -96,11 +93,11 @@ def read_payload(text: str) -> Fields:
 
 
 Events = defaultdict[str, list[Fields]]
-"""The events of one network in an episode by type, in order."""
+"""Of one network in an episode by type, in order."""
 
 
 class Episode(NamedTuple):
-    """An episode of a run: its number, and the numbers of the run's first and last episode."""
+    """The number of an episode, and those of the run's first and last one."""
 
     number: int
     first: int
@@ -144,7 +141,7 @@ def read_networks(
 
 
 def describe_ending(network: Events) -> Fields | None:
-    """A network's slots after the end of growth, as a step after its last decision; None before that."""
+    """A network's slots after the end of growth, as a step after its last decision."""
     last = next(reversed(network[StepTaken.name]), Fields())
     stage_by_slot = {
         change.get("slot"): str(change.get("after"))
@@ -167,9 +164,9 @@ def describe_ending(network: Events) -> Fields | None:
 
 
 def describe_seeds(network: Events) -> list[Fields]:
-    """The lives of a network's seeds, one row per seed, in the order of germination.
+    """The lives of a network's seeds in the order of germination.
 
-    The SQL view ``seeds`` has the same rows, but reads the whole run for them: too slow for every second.
+    The SQL view ``seeds`` has the same rows, but reads the whole run: too slow for every second.
     """
     rows: list[Fields] = []
     current: dict[int, Fields] = {}

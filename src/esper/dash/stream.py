@@ -1,6 +1,6 @@
 """New events of a run as server-sent events, which a browser can resume where its connection was lost.
 
-Meanwhile the run store may be written to by another process, be rewound, or be replaced by another file.
+Meanwhile another process may write, rewind or replace the store.
 """
 
 import asyncio
@@ -20,27 +20,24 @@ from esper.runs.reader import EventRecord, RunReader
 
 POLL_SECONDS = 0.1
 MISSING_SECONDS = 1.0
-"""Seconds between attempts to read a run that cannot be read."""
 HEARTBEAT_SECONDS = 10.0
-"""Seconds without a message before a comment is sent, which keeps proxies open and shows lost connections."""
+"""Seconds of silence before a comment is sent, which keeps proxies open and shows lost connections."""
 RETRY_MILLISECONDS = 1000
 BACKLOG = 5000
-"""Events that a browser may be behind; with more it must reload everything."""
+"""Events that a browser may be behind before it must reload everything."""
 
 
 class StoreUpdate(NamedTuple):
     """The events since the last poll."""
 
     last_id: int
-    """Id of the newest event."""
     records: list[EventRecord]
-    """The new events, in order."""
     reload: bool
-    """Whether the browser must reload: earlier events may have changed, or not all new ones are in `records`."""
+    """Whether the browser must reload, as earlier events may have changed or some are missing here."""
 
 
 class StoreFollower:
-    """Polls a run store for new events, those with ids above `after`, and reopens it when it was replaced.
+    """Polls a run store for events with ids above `after`, and reopens it when it was replaced.
 
     Polls may run in another thread; `close` waits for one that is running.
     """
@@ -59,7 +56,7 @@ class StoreFollower:
             self._release()
 
     def poll(self, types: Collection[str]) -> StoreUpdate:
-        """New events of these types, and resumptions, since the last call; RunError while the store cannot be read."""
+        """New events of these types, and resumptions, since the last call."""
         with self._lock:
             try:
                 reader = self._open()
@@ -75,7 +72,6 @@ class StoreFollower:
         self._reader = None
 
     def _open(self) -> RunReader:
-        """The open reader, of a new file if the store was replaced."""
         try:
             status = self._store.stat()
             file = status.st_dev, status.st_ino
@@ -108,10 +104,7 @@ class StoreFollower:
 async def stream_news(
     follower: StoreFollower, types: Collection[str], stopping: Callable[[], bool]
 ) -> AsyncIterator[str]:
-    """Messages of ``text/event-stream`` until ``stopping``: ``news``, ``reload``, and ``trouble`` once per error.
-
-    News are events of these ``types``. A message's id is that of the newest event in the store at that time.
-    """
+    """Messages of ``text/event-stream``: ``news`` of these types, ``reload``, and ``trouble`` once per error."""
     yield f"retry: {RETRY_MILLISECONDS}\n\n"
     failure, sent = "", time.monotonic()
     try:

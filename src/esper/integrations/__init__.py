@@ -1,4 +1,4 @@
-"""Other libraries on growth, each of an extra, and what their callbacks share: decisions, and the loss between them."""
+"""Other libraries on growth, each of an extra, and what their callbacks share."""
 
 from __future__ import annotations
 
@@ -35,27 +35,24 @@ def step_grower(
 
 
 class MeanLoss:
-    """The mean of the losses since the last `pop`; its state can be saved."""
+    """The mean of the losses since the last `pop`."""
 
     def __init__(self) -> None:
         self._sum: float | Tensor = 0.0
         self._count = 0
 
     def add(self, loss: float | Tensor, count: int = 1) -> None:
-        """Add the mean loss of ``count`` minibatches. A tensor is not synchronised with its device."""
+        """Add the mean loss of ``count`` minibatches, without waiting for its device."""
         self._sum = self._sum + loss * count
         self._count += count
 
     def pop(self) -> float:
-        """Return the mean, and reset it."""
         mean = float(self._sum) / self._count
         self._sum, self._count = 0.0, 0
         return mean
 
     def state_dict(self) -> dict[str, Any]:
-        """The sum and the count, as plain values."""
         return {"sum": float(self._sum), "count": self._count}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         self._sum, self._count = state["sum"], state["count"]

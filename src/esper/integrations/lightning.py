@@ -37,7 +37,7 @@ except ModuleNotFoundError as error:
 _log = logging.getLogger(__name__)
 _LOGGING = ("log", "log_dict")
 _ORDER = "esper.ladder.parameters"
-"""Key of a checkpoint: names of the optimizer's parameters, by group."""
+"""In a checkpoint: names of the optimizer's parameters, by group."""
 
 
 class LightningGrower(Callback):
@@ -58,28 +58,23 @@ class LightningGrower(Callback):
 
     It decides after the last minibatch of each epoch, before validation and checkpoints, or every ``every_n_steps``
     optimizer steps, and logs the decision through the module. Checkpoints include the grown model and the grower's
-    state. To resume, call ``trainer.fit(module, ckpt_path=...)`` with a new module and callback made in the same way.
+    state; to resume, call ``trainer.fit(module, ckpt_path=...)`` with a new module and callback made in the same way.
+    When ``fit`` ends, after the last checkpoint, `Grower.finish` decides on unfinished seeds.
 
-    When ``fit`` ends, after the last checkpoint, `Grower.finish` decides on unfinished seeds. The model is then ready
-    for `GrowingModel.finalize`.
-
-    With `esper.Refit`, ``training_step`` is called once more per minibatch for each seed on probation. The additional
-    calls log nothing and do not change the module's metrics.
-
+    With `esper.Refit`, ``training_step`` is called once more per minibatch for each seed on probation, without logging.
     Weight averages of callbacks such as ``EMAWeightAveraging`` grow with the model; they must come after this one.
 
     Args:
         evaluate: As in `Grower`.
         every_n_steps: Optimizer steps from one decision to the next; None: one decision per epoch.
-        options: Arguments of `Grower`: ``controller``, ``horizon``, ``classes``, ``growth``, ..., except ``loss`` and
-            ``scaler``. If ``growth`` has a plateau, training stops there.
+        options: Arguments of `Grower`, except ``loss`` and ``scaler``. Training stops at a plateau of ``growth``.
     """
 
     @check_arguments(ConfigError)
     def __init__(self, evaluate: Evaluate, *, every_n_steps: PositiveInt | None = None, **options: Any) -> None:
         super().__init__()
         self.grower: Grower | None = None
-        """The grower; None before training begins."""
+        """None before training begins."""
         self._evaluate, self._every, self._options = evaluate, every_n_steps, options
         self._losses = MeanLoss()
         self._carriers: dict[GrowingModel, GrowthInStateDict] = {}
@@ -92,11 +87,7 @@ class LightningGrower(Callback):
             self._carriers[model] = GrowthInStateDict(model)
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Update the parameter groups in the states of finetuning callbacks, whatever the order of callbacks.
-
-        These restore the names of parameters that groups had at their first epoch. By now the model has the
-        checkpoint's seeds.
-        """
+        """Update the groups in the states of finetuning callbacks, which have the parameters of their first epoch."""
         model = _find_model(pl_module)
         names = {parameter: name for name, parameter in pl_module.named_parameters()}
         for callback in cast("list[Callback]", cast(Any, trainer).callbacks):
@@ -300,7 +291,6 @@ class LightningLadder(Callback):
 
 
 def _list_parameters(trainer: Trainer, module: LightningModule) -> list[list[str]]:
-    """Names of the optimizer's parameters, by group."""
     names = {parameter: name for name, parameter in module.named_parameters()}
     return [[names.get(each, "") for each in group["params"]] for group in trainer.optimizers[0].param_groups]
 
@@ -316,7 +306,7 @@ def _find_model(module: LightningModule) -> GrowingModel:
 
 
 def _mirror_averages(trainer: Trainer, model: GrowingModel) -> None:
-    """Grow the averages that other callbacks keep with ``model``, and refuse other copies of it."""
+    """Grow the averages that other callbacks keep with ``model``, and refuse other copies."""
     callbacks: list[Callback] = cast(Any, trainer).callbacks
     attributes = [(callback, value) for callback in callbacks for value in vars(callback).values()]
     for callback, average in attributes:
@@ -347,7 +337,7 @@ def _get_loss(outputs: Tensor | Mapping[str, Any] | None) -> Tensor:
 
 @contextmanager
 def mute(module: LightningModule) -> Generator[None]:
-    """Context manager in which ``module`` logs nothing and its metrics do not change."""
+    """Keep ``module`` from logging, and its metrics from changing."""
     metrics = [
         (owner, name, child)
         for owner in module.modules()

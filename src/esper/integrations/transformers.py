@@ -38,7 +38,6 @@ _log = logging.getLogger(__name__)
 _LOSS = "loss"
 """The Trainer's key for the mean training loss since it last logged."""
 _SCHEDULE = ("lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "warmup_ratio")
-"""Arguments of a Trainer that describe a learning-rate schedule."""
 
 
 class TransformersGrower(TrainerCallback):
@@ -53,18 +52,15 @@ class TransformersGrower(TrainerCallback):
     ```
 
     It decides at the end of every epoch, or every ``every_n_steps`` steps, and logs the decision; the Trainer logs the
-    loss before. Checkpoints include the grown model and the grower's state. To resume, make all objects in the same way
-    and call ``trainer.train(resume_from_checkpoint=...)``.
-
-    When training ends, after the last checkpoint, `Grower.finish` decides on unfinished seeds. The model is then ready
-    for `GrowingModel.finalize`.
+    loss before. Checkpoints include the grown model and the grower's state; to resume, make all objects in the same way
+    and call ``trainer.train(resume_from_checkpoint=...)``. When training ends, after the last checkpoint,
+    `Grower.finish` decides on unfinished seeds.
 
     Args:
         trainer: The Trainer whose model grows, with its optimizer.
         evaluate: As in `Grower`.
         every_n_steps: Optimizer steps from one decision to the next; None: one decision per epoch.
-        options: Arguments of `Grower`: ``controller``, ``horizon``, ``classes``, ``growth``, ..., except ``loss`` and
-            ``scaler``. If ``growth`` has a plateau, training stops there.
+        options: Arguments of `Grower`, except ``loss`` and ``scaler``. Training stops at a plateau of ``growth``.
     """
 
     @check_arguments(ConfigError)
@@ -106,24 +102,22 @@ class TransformersGrower(TrainerCallback):
             trainer.compute_loss = compute_loss
         self._losses = MeanLoss()
         self._logged_step = 0
-        """The step up to which the loss has been logged."""
         self._due = False
-        # Checkpoints save the model's state dict, so growth travels in it.
         carrier = GrowthInStateDict(model)
         carrier.add_part("grower", self.grower)
         carrier.add_part("losses", self._losses)
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Set the step from which the loss counts, which is not 0 when training is resumed."""
+        """Set the step from which the loss counts."""
         self._logged_step = state.global_step
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Take a decision after every ``every_n_steps`` steps."""
+        """Take a decision if one is due."""
         if self._every is not None and state.global_step % self._every == 0:
             self._decide_once_logged(state, control)
 
     def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Take a decision after every epoch."""
+        """Take a decision if one is due."""
         if self._every is None:
             self._decide_once_logged(state, control)
 

@@ -7,25 +7,21 @@ variance, the mean of one table has the variance
     V = S / N + max(B - R / N, 0) / M
 
 where S is the variance of the seeds' means, B that of the instances' means, and R the residual variance, the latter two
-within families. S / N covers the chance effects of seeds and of single episodes, the second term effects of instances
-that are common to all seeds. The degrees of freedom are those of Satterthwaite (1946), the statistic is Student's t.
+within families. The degrees of freedom are those of Satterthwaite (1946), the statistic is Student's t.
 
 Results of the same policies on the same instances (a policy and its own actions shuffled), or of an arm without
-training seeds, are subtracted and give one table. Ways of training share only instances: the same seed gives the same
-start, but learning amplifies the first difference until the two are unrelated. So each way contributes its own S / N
-(Welch 1947), and B and R are those of the difference.
+training seeds, are subtracted and give one table. Ways of training share only instances, since learning amplifies the
+first difference until equal seeds are unrelated: each contributes its own S / N (Welch 1947), and B and R are those of
+the difference. With fewer than `FEWEST_SEEDS` seeds, nothing is claimed about ways of training.
 
-With fewer than `FEWEST_SEEDS` seeds, nothing is claimed about ways of training: there is no interval of the difference,
-no p-value and no verdict. With one seed, a claim is possible about that policy on other instances.
-
-A permutation test could show nothing: with 5 seeds against 5 its smallest two-sided p-value is 2/252, with 5 signs
-2/32, before Holm's correction for eleven arms. A bootstrap of five values ignores the degrees of freedom. The price is
-that seeds' means must be approximately normal; docs/experiments.md reports how far they are.
+A permutation test could show nothing: with 5 seeds against 5 its smallest two-sided p-value is 2/252, before Holm's
+correction for eleven arms. The price is that seeds' means must be approximately normal (docs/experiments.md).
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 from scipy import stats
@@ -34,27 +30,24 @@ from esper.control.learned import POLICY
 from esper.errors import RunError, plural
 from esper.numerics.arrays import Floats
 from esper.tasks.suite import Split
-from esper.train.results import SPLITS, Arm, ArmRecord, Bounds, Result, select_split
+from esper.train.results import SPLITS, Arm, ArmRecord, Result, select_split
 
 LEVEL = 0.95
 SIGNIFICANCE = 1 - LEVEL
 FEWEST_SEEDS = 5
-"""Smallest number of seeds for any claim about a way of training."""
+"""For any claim about a way of training."""
 TRIM = 0.25
 
 Families = Sequence[str] | None
-"""Families of the M instances; None if every seed has its own instances, which then count as a part of the seed."""
+"""Of the M instances; None if every seed has instances of its own, which then count as a part of the seed."""
 
 
 class Claim(StrEnum):
-    """What a comparison is about."""
+    """What a comparison is about: one trained policy, a given controller, or other trainings."""
 
     POLICY = "this policy"
-    """One training seed: the claim is about the same policy on other instances."""
     CONTROLLER = "this controller"
-    """A given controller: the claim is about the same controller on other instances."""
     TRAINING = "this way of training"
-    """Several training seeds: the claim is about other training seeds and other instances."""
 
 
 class Verdict(StrEnum):
@@ -68,8 +61,6 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate and its confidence interval."""
-
     estimate: float
     low: float
     high: float
@@ -77,23 +68,18 @@ class Interval:
 
 @dataclass(frozen=True)
 class Contrast:
-    """Scores of two contenders on the same instances."""
+    """Scores of two contenders on the same instances, ``[N, M]``; the second's ``[1, M]`` without training seeds."""
 
     first: Floats
-    """``[N, M]``."""
     second: Floats
-    """``[N, M]``, or ``[1, M]`` if the scores do not depend on training seeds."""
     paired: bool
-    """Whether row n of both tables is from the same training; a second table of one row is paired with every row."""
+    """Whether row n of both is from the same training; a second table of one row is paired with every row."""
 
     def split_tables(self) -> list[Floats]:
-        """Tables whose means add up to the difference, and whose seeds are independent of each other."""
         for scores in (self.first, self.second):
             _require_finite(scores)
         if self.second.shape[1] != self.first.shape[1] or len(self.second) not in (1, len(self.first)):
-            raise ValueError(
-                f"scores {self.first.shape} and {self.second.shape} are not of the same seeds and instances"
-            )
+            raise ValueError(f"scores {self.first.shape} and {self.second.shape} differ in seeds or instances")
         # Unpaired seeds are independent: each table contributes its own variance.
         if self.paired or len(self.second) == 1:
             return [self.first - self.second]
@@ -102,16 +88,14 @@ class Contrast:
 
 @dataclass(frozen=True)
 class Difference:
-    """The mean score of the first minus that of the second, with statistics."""
+    """The mean score of the first minus that of the second; no interval and no p-value with too few seeds."""
 
     estimate: float
     interval: Interval | None
-    """At `LEVEL`, not corrected for other contrasts; None with too few seeds."""
     p: float | None
-    """Two-sided, adjusted for the number of contrasts (Holm); None with too few seeds."""
+    """Two-sided, adjusted for the number of contrasts (Holm)."""
     verdict: Verdict
     better: float
-    """`probability_of_improvement`."""
 
 
 def estimate_differences(contrasts: Sequence[Contrast], families: Families, claim: Claim) -> list[Difference]:
@@ -149,13 +133,13 @@ def _require_finite(scores: Floats) -> None:
     if len(invalid):
         seed, instance = invalid[0]
         raise RunError(
-            f"the score of training seed {seed} on instance {instance} (from 0) is {scores[seed, instance]}, and no "
-            "comparison follows from such scores: evaluate it again"
+            f"the score of training seed {seed} on instance {instance} (from 0) is {scores[seed, instance]}, which "
+            "cannot be compared: evaluate it again"
         )
 
 
 def _estimate_sum(tables: Sequence[Floats], families: Families) -> tuple[Interval, float]:
-    """The sum of the means of tables with independent seeds, with its interval and two-sided p-value against zero."""
+    """The sum of the means of tables with independent seeds, and its two-sided p-value against zero."""
     # The parts of the variance with their degrees of freedom: S / N of each table, and the instances' part.
     parts = [(float(table.mean(1).var(ddof=1)) / len(table), len(table) - 1) for table in tables if len(table) > 1]
     parts.append(_estimate_instance_variance(tables, families))
@@ -186,7 +170,6 @@ def _estimate_instance_variance(tables: Sequence[Floats], families: Families) ->
         # Too few instances per family to estimate the variance within families: all count as one family.
         names, member = names[:1], np.zeros_like(member)
     freedom = instances - len(names)
-    # Subtract each seed's mean in the family.
     shares = np.eye(len(names))[member]
     centred = [table - table @ (shares / shares.sum(0)) @ shares.T for table in tables]
     # B is that of the summed tables, which share the effects of instances, R / N that of each table.
@@ -200,7 +183,7 @@ def _estimate_instance_variance(tables: Sequence[Floats], families: Families) ->
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """P-values adjusted so that the probability of any false positive is bounded (Holm, 1979)."""
+    """P-values adjusted so that any false positive is improbable (Holm, 1979)."""
     order = np.argsort(p_values, kind="stable")
     factors = np.arange(len(order), 0, -1)
     # No adjusted p-value may be smaller than that of a stronger contrast.
@@ -211,12 +194,12 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def interquartile_mean(values: Floats) -> float:
-    """Mean of the middle half of all values: robust like a median, but less noisy (Agarwal et al., 2021)."""
+    """Mean of the middle half of all values (Agarwal et al., 2021)."""
     return float(stats.trim_mean(values.ravel(), TRIM))
 
 
 def probability_of_improvement(first: Floats, second: Floats, *, paired: bool) -> float:
-    """How often ``first [N, M]`` is above ``second``, ``[N, M]`` or ``[1, M]``, on an instance; ties count as one half.
+    """How often ``first [N, M]`` is above ``second``, ``[N, M]`` or ``[1, M]``; ties count one half.
 
     If not ``paired``, every seed of the first is compared with every seed of the second.
     """
@@ -226,17 +209,15 @@ def probability_of_improvement(first: Floats, second: Floats, *, paired: bool) -
 
 @dataclass(frozen=True)
 class Entry:
-    """The results of one contender in a comparison."""
+    """The results of one contender on M instances, for each of N training seeds or one list without them."""
 
     name: str
     seeds: Sequence[Sequence[Result]]
-    """Results on M instances for each of N training seeds; one list without training seeds."""
     environment_steps: int | None = None
     """Mean number of decisions, over all networks, that finding the contender took."""
 
     @property
     def instances(self) -> list[list[str]]:
-        """Names of the instances of each seed."""
         return [[result.instance for result in results] for results in self.seeds]
 
     def tabulate(self, measure: Callable[[Result], float]) -> Floats:
@@ -250,14 +231,11 @@ class Comparison:
 
     claim: Claim
     seeds: int
-    """Number of training seeds of the reference."""
     instances: int
-    """Number of instances for each policy."""
     standings: list[ArmRecord]
     verdicts: dict[str, Verdict]
-    """The reference against each other arm, by the name of that arm."""
+    """The reference against each other arm."""
     family_scores: dict[str, dict[str, float]]
-    """Mean score by family and name."""
 
     @property
     def reference(self) -> ArmRecord:
@@ -266,17 +244,14 @@ class Comparison:
 
     @property
     def others(self) -> list[ArmRecord]:
-        """All arms that the reference is compared with."""
         return [arm for arm in self.standings if arm.name in self.verdicts]
 
 
 def compare(entries: Sequence[Entry], claim: Claim, *, paired: bool, own_instances: bool = False) -> Comparison:
-    """Compare the first entry with every other, and no more, because each comparison costs statistical power.
+    """Compare the first entry with every other; more comparisons would cost statistical power.
 
-    With ``paired``, equal seeds mean the same training in all entries (arms that depend on a policy). With
-    ``own_instances``, each seed has its own instances.
+    With ``paired``, equal seeds mean the same training in all entries; with ``own_instances``, each has its own.
     """
-    # A difference has a meaning only on the same instances.
     reference, *others = entries
     played = reference.instances
     if not own_instances and any(instances != played[0] for instances in played):
@@ -291,30 +266,24 @@ def compare(entries: Sequence[Entry], claim: Claim, *, paired: bool, own_instanc
     differences = estimate_differences([Contrast(scores[0], table, paired) for table in scores[1:]], families, claim)
 
     def summarise_arm(entry: Entry, table: Floats, difference: Difference | None) -> ArmRecord:
-        def estimate(measure: Callable[[Result], float]) -> tuple[float, Bounds]:
-            interval = mean_interval(entry.tabulate(measure), families)
-            return interval.estimate, (interval.low, interval.high)
-
-        score, score_interval = estimate(lambda result: result.score)
-        accuracy, accuracy_interval = estimate(lambda result: result.test_accuracy)
-        added, added_interval = estimate(lambda result: result.growth)
-        flops, flops_interval = None, None
+        measures: dict[str, Callable[[Result], float]] = {
+            "score": lambda result: result.score,
+            "accuracy": lambda result: result.test_accuracy,
+            "added": lambda result: result.growth,
+        }
         if all(result.flops is not None for results in entry.seeds for result in results):
-            flops, flops_interval = estimate(lambda result: result.flops or 0)
+            measures["flops"] = lambda result: result.flops or 0
+        figures: dict[str, Any] = {"flops": None, "flops_interval": None}
+        for name, measure in measures.items():
+            mean = mean_interval(entry.tabulate(measure), families)
+            figures |= {name: mean.estimate, f"{name}_interval": (mean.low, mean.high)}
         interval = difference and difference.interval
         winners = {Verdict.ABOVE: f"{reference.name} better", Verdict.BELOW: f"{entry.name} better"}
         return ArmRecord(
             name=entry.name,
-            score=score,
-            score_interval=score_interval,
+            **figures,
             interquartile_mean=interquartile_mean(table),
             by_seed=tuple(table.mean(1).tolist()),
-            accuracy=accuracy,
-            accuracy_interval=accuracy_interval,
-            added=added,
-            added_interval=added_interval,
-            flops=flops,
-            flops_interval=flops_interval,
             environment_steps=entry.environment_steps,
             difference=difference and difference.estimate,
             difference_interval=interval and (interval.low, interval.high),
@@ -338,7 +307,6 @@ def compare(entries: Sequence[Entry], claim: Claim, *, paired: bool, own_instanc
 
 
 def compare_splits(results: Sequence[Result]) -> dict[Split, Comparison]:
-    """The comparison on each split on which a run was evaluated."""
     by_split: dict[Split, list[Result]] = {split: select_split(results, split) for split in SPLITS}
     return {split: compare_controllers([played]) for split, played in by_split.items() if played}
 
@@ -348,7 +316,7 @@ def compare_controllers(
 ) -> Comparison:
     """Compare the reference with every other controller of the same runs on one split, best mean score first.
 
-    Several runs have different training seeds and their own instances. Equal scores keep the order of the results.
+    Several runs have different training seeds and their own instances.
     """
     names = dict.fromkeys(result.controller for results in runs for result in results)
     if reference not in names:
@@ -364,12 +332,12 @@ def compare_controllers(
 
 
 def compare_configurations(arms: Sequence[Arm]) -> Comparison:
-    """Compare the first configuration with each other one; equal seeds of two configurations are not paired."""
+    """Compare the first configuration with each other one."""
     return compare([Entry(arm.name, arm.outcomes) for arm in arms], Claim.TRAINING, paired=False)
 
 
 def compare_arms(arms: Sequence[Arm]) -> Comparison:
-    """Compare the first arm, the policy, with each other one; arms that depend on a seed's policy are paired."""
+    """Compare the first arm, the policy, with each other one."""
     entries = [
         Entry(arm.name, arm.outcomes, round(float(np.mean([seed.environment_steps for seed in arm.seeds]))))
         for arm in arms

@@ -1,7 +1,7 @@
 """How much a suite rewards control: the context-oracle gap.
 
-The gap is the score of the best fixed schedule *per context* minus that of the best fixed schedule overall. Both are
-chosen on one set of instances and scored on another. If the gap is small, there is nothing for a controller to learn.
+The gap is the score of the best fixed schedule *per context* minus that of the best one overall, both chosen on one set
+of instances and scored on another. If it is small, there is nothing for a controller to learn.
 """
 
 import itertools
@@ -22,14 +22,13 @@ from esper.train.evaluation import EvaluationConfig, evaluate_controllers
 from esper.train.workers import Workers
 
 Scores = dict[str, Floats]
-"""Scores by name of the schedule, one per instance."""
+"""By name of the schedule, one per instance."""
 
 FEWEST_SCORED = 2
-"""Smallest number of instances per variant for a standard error."""
+"""Instances per variant for a standard error."""
 CONTENDERS = 2
-"""Number of single plantings per family that are combined into pairs and triples."""
+"""Single plantings per family that are combined into pairs and triples."""
 NOTHING = "nothing"
-"""Name of the schedule without plantings."""
 LATE = 0.3
 """The late start of a single planting, as a fraction of the episode."""
 MOST_PLANTINGS = 3
@@ -37,35 +36,30 @@ MOST_PLANTINGS = 3
 
 @dataclass(frozen=True)
 class Choice:
-    """The best fixed schedule of one context."""
-
     context: str
     schedule: str
     score: float
-    """Mean score on new instances of the context."""
     score_of_overall: float
-    """Mean score of the best schedule overall, on the same instances."""
+    """That of the best schedule overall, on the same instances."""
     score_of_nothing: float
 
 
 @dataclass(frozen=True)
 class SuiteReport:
-    """The value of control on a suite. All scores are on instances that were not used for choosing."""
+    """The value of control on a suite, on instances that were not used for choosing."""
 
     context_oracle_gap: float
-    """Score of choosing a schedule by family, minus that of the best schedule overall."""
+    """Choosing a schedule by family, minus the best schedule overall."""
     standard_error: float
     variant_gap: float
-    """Score of choosing a schedule by hidden variant, minus that of the best schedule overall."""
+    """Choosing a schedule by hidden variant, minus the best schedule overall."""
     variant_standard_error: float
     overall: str
-    """Name of the best schedule overall."""
     overall_score: float
     nothing_score: float
     families: list[Choice]
     variants: list[Choice]
     schedules: int
-    """Number of schedules compared."""
     episodes: int
 
 
@@ -81,8 +75,8 @@ def bench_suite(
 ) -> SuiteReport:
     """Measure the gap, with ``search`` instances per variant for choosing and ``score`` new ones for scoring.
 
-    Single plantings are tried first, then combinations of up to ``plantings`` best in some family. ``show`` is
-    called with a line about each step.
+    Single plantings are tried first, then combinations of up to ``plantings`` best in some family. ``show`` gets
+    a line about each step.
     """
     if search < 1 or score < FEWEST_SCORED:
         raise ConfigError(
@@ -104,7 +98,6 @@ def bench_suite(
     show(f"1 of 3: {plural(len(singles), 'schedule')} of one planting at most, on {plural(len(chosen_on), 'instance')}")
     scores = play(list(singles.values()), chosen_on)
 
-    # Combine the plantings that were among the best in some family.
     families = np.array([instance.family for instance in chosen_on])
     contenders: set[str] = set()
     for family in set(families.tolist()):
@@ -129,7 +122,7 @@ def measure_gap(
     score_afresh: Callable[[Sequence[str]], Scores],
     scored_on: Sequence[Instance],
 ) -> SuiteReport:
-    """Choose schedules by their ``scores`` on the instances ``chosen_on``, and score the chosen ones on others."""
+    """Choose schedules by their ``scores`` on ``chosen_on``, and score the chosen ones on others."""
 
     def name_contexts(instances: Sequence[Instance], *, by_variant: bool) -> list[str]:
         return [one.family + f"/{one.variant}" * by_variant for one in instances]
@@ -143,12 +136,11 @@ def measure_gap(
 
     overall = choose(family_weights(chosen_on))
     by_family, by_variant = (choose_by(name_contexts(chosen_on, by_variant=fine)) for fine in (False, True))
-    # Only the chosen schedules run on the new instances.
     needed = sorted({overall, NOTHING, *by_family.values(), *by_variant.values()})
     fresh, weights = score_afresh(needed), family_weights(scored_on)
 
     def compare(chosen: dict[str, str], *, by_variant: bool) -> tuple[list[Choice], float, float]:
-        """Choices, the weighted mean gap and its standard error from the paired differences within contexts."""
+        """Choices, the weighted mean gap and its standard error from paired differences within contexts."""
         labels = np.array(name_contexts(scored_on, by_variant=by_variant))
         choices: list[Choice] = []
         gap, variance = 0.0, 0.0
@@ -195,13 +187,13 @@ def instances_per_variant(suite: Suite, count: int, rng: np.random.Generator) ->
 
 
 def family_weights(instances: Sequence[Instance]) -> Floats:
-    """Weights of the instances, ``[N]``, that sum to 1 and give every family the same total weight."""
+    """Weights of the instances, ``[N]``, that sum to 1 and give every family the same total."""
     families = [instance.family for instance in instances]
     names, index, counts = np.unique(families, return_inverse=True, return_counts=True)
     return 1.0 / (len(names) * counts[index])
 
 
-# Schedules ------------------------------------------------------------------------------------------------------------
+# Schedules
 
 
 def make_schedule(suite: Suite, plantings: Sequence[Planting]) -> Schedule:
@@ -221,7 +213,7 @@ def single_schedules(suite: Suite) -> list[Schedule]:
 
 
 def combine_schedules(suite: Suite, singles: Sequence[Schedule], most: int = MOST_PLANTINGS) -> list[Schedule]:
-    """Combinations of 2 to ``most`` single plantings with different slots and blueprints, all planted at once."""
+    """Combinations of 2 to ``most`` single plantings with different slots and blueprints, planted at once."""
     places = sorted({(planting.slot, planting.blueprint) for single in singles for planting in single.plantings})
     return [
         make_schedule(suite, [Planting(0, *place) for place in together])

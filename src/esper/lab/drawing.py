@@ -1,7 +1,4 @@
-"""Drawing by matplotlib: one style, files for papers, SVG for pages, and the axes and legends that figures share.
-
-Tables are written as CSV beside the figures, each with its source.
-"""
+"""Drawing by matplotlib: one style, files for papers, SVG for pages, and what figures share. Tables become CSV."""
 
 import csv
 import io
@@ -23,13 +20,13 @@ from matplotlib.figure import Figure as Canvas
 from esper.dash.formats import score
 from esper.errors import RunError
 from esper.files import write_atomically
-from esper.lab.exhibit import Exhibit, Figure, Row, Value, group_rows, read_numbers
+from esper.lab.exhibit import Drawing, Exhibit, Row, Value, group_rows, read_numbers
 from esper.lifecycle.table import COOLDOWN, Stage
 
 BLUE, VERMILION, GREEN, ORANGE = "#0072b2", "#d55e00", "#009e73", "#e69f00"
 SKY, PURPLE, YELLOW = "#56b4e9", "#cc79a7", "#f0e442"
 INK, SOFT, LINE, PAPER = "#1c2430", "#5b6675", "#e3e7ed", "#ffffff"
-"""For text, for what matters less, for grids, and for the background: on a page they follow its style sheet."""
+"""Text, what matters less, grids and background: on a page they follow its style sheet."""
 GREY = "#7f8fa6"
 COLOURS = (
     *(BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, INK, YELLOW),
@@ -38,10 +35,9 @@ COLOURS = (
 """C0, C1, ... of every figure. The first eight can be distinguished by the colour-blind (Okabe and Ito, 2008)."""
 LABEL_SIZE = 6
 DASHED = (0, (4, 3))
-"""Line style of levels to compare with."""
+"""Of levels to compare with."""
 WIDTHS = {1: 3.35, 2: 6.9}
 """Inches of so many columns of a paper in two columns."""
-DOTS_PER_INCH = 300
 
 _STYLE: dict[Any, Any] = {
     "font.family": ["DejaVu Sans", "sans-serif"],  # the first comes with matplotlib
@@ -88,20 +84,17 @@ _METADATA: dict[str, dict[str, None]] = {
     ".png": {"Software": None},
     ".svg": _NO_METADATA,
 }
-"""By the suffix of files. Equal figures are equal bytes: no dates, no versions."""
+"""Equal figures are equal bytes: no dates, no versions."""
 _VARIABLES = {INK: "--ink", SOFT: "--soft", LINE: "--line", PAPER: "--paper"}
-"""Colours that are the page's own, light or dark, by the names that its style sheet has for them."""
+"""Colours that are the page's own, light or dark, by the names in its style sheet."""
 _NAMESPACE = re.compile(r"\{[^}]*\}")
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 """Characters that XML cannot hold."""
-_LABEL_GAP = 0.075
-"""Between labels of levels, as a share of the height."""
 
 
 def export_exhibits(
     folder: Path, exhibits: Sequence[Exhibit], report: Callable[[int, int], None] = lambda _done, _total: None
 ) -> list[Exhibit]:
-    """Write all that can be shown, and return it; ``report`` is called with the numbers of those done and of all."""
     shown = [exhibit for exhibit in exhibits if exhibit.rows]
     for done, exhibit in enumerate(shown):
         report(done, len(shown))
@@ -112,7 +105,7 @@ def export_exhibits(
             raise RunError(f"cannot make {inside} ({error.strerror}): choose another --out") from error
         # One drawing for all formats; the numbers and their source beside it.
         files: dict[str, bytes | str] = {}
-        if isinstance(exhibit, Figure):
+        if isinstance(exhibit, Drawing):
             with _open_canvas(exhibit) as canvas:
                 for suffix, metadata in _METADATA.items():
                     drawing = io.BytesIO()
@@ -127,17 +120,15 @@ def export_exhibits(
     return shown
 
 
-def draw_svg(figure: Figure) -> str:
-    """The figure as an element of an HTML page, with its caption for screen readers.
-
-    Neutral colours are variables of the page's style sheet.
-    """
+def draw_svg(figure: Drawing) -> str:
+    """The figure as an element of an HTML page, with its caption for screen readers."""
     file = io.StringIO()
     with _open_canvas(figure, {"figure.facecolor": "none", "axes.facecolor": "none"}) as canvas:
         FigureCanvasSVG(canvas).print_svg(file, metadata=_NO_METADATA)  # savefig would draw everything twice
     root = ET.fromstring(file.getvalue())
 
-    # Inside a page: no namespaces, no identifiers but those referred to, no style for the whole page.
+    # Inside a page: no namespaces, no identifiers but those referred to, no style for the whole page; neutral colours
+    # are variables of the page's style sheet.
     attributes = " ".join(value for element in root.iter() for value in element.attrib.values())
     targets = set(re.findall(r"#([\w-]+)", attributes))
     for element in root.iter():
@@ -156,14 +147,13 @@ def draw_svg(figure: Figure) -> str:
 
 
 @contextmanager
-def _open_canvas(figure: Figure, background: Mapping[Any, Any] | None = None) -> Generator[Canvas]:
-    """A canvas with the figure drawn on it, in a style that holds while it is open."""
+def _open_canvas(figure: Drawing, background: Mapping[Any, Any] | None = None) -> Generator[Canvas]:
     with mpl.rc_context(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of letters that the font lacks: readers' own fonts have them
         mpl.rcdefaults()  # a user's matplotlibrc must not change a figure
         mpl.rcParams.update({**_STYLE, **(background or {})})
         size = (WIDTHS[figure.columns], figure.height)
-        canvas = Canvas(figsize=size, dpi=DOTS_PER_INCH, layout="constrained")
+        canvas = Canvas(figsize=size, dpi=300, layout="constrained")
         figure.draw(canvas, [{name: _make_drawable(value) for name, value in row.items()} for row in figure.rows])
         # A curve of a single value would not be seen.
         for curve in (line for axes in canvas.axes for line in axes.lines if line.get_marker() == "None"):
@@ -173,7 +163,7 @@ def _open_canvas(figure: Figure, background: Mapping[Any, Any] | None = None) ->
 
 
 def _make_drawable(value: Value) -> Value:
-    """A value that every font and format takes; None for numbers whose differences are not finite."""
+    """None for numbers whose differences are not finite."""
     if isinstance(value, str):
         return _make_printable(value)
     return None if isinstance(value, float) and abs(value) > 1e300 else value
@@ -184,19 +174,17 @@ def _make_printable(text: str) -> str:
 
 
 def plot_curve(axes: Axes, rows: Sequence[Row], x: str, y: str = "value", **style: Any) -> None:
-    """Plot one column of rows against another."""
     axes.plot(read_numbers(rows, x), read_numbers(rows, y), **style)
 
 
 def add_legend(canvas: Canvas, columns: int = 4) -> None:
-    """A legend above the figure with the labels of all axes, each once, ``columns`` of them per column of a paper."""
+    """A legend above the figure with the labels of all axes, each once."""
     columns *= round(canvas.get_figwidth() / WIDTHS[1])
     marks = {name: mark for axes in canvas.axes for mark, name in zip(*axes.get_legend_handles_labels(), strict=True)}
     canvas.legend(marks.values(), marks.keys(), loc="outside upper center", ncols=columns)
 
 
 def set_integer_axis(axes: Axes, unit: str = "iteration") -> None:
-    """Give the horizontal axis whole numbers of this unit."""
     axes.set_xlabel(unit)
     axes.locator_params(axis="x", integer=True, min_n_ticks=1)
 
@@ -206,7 +194,7 @@ def draw_levels(axes: Axes, levels: Mapping[str, float]) -> None:
     # As shares of the axes' height, so that labels are kept apart by the size of their letters.
     low, high = axes.get_ylim()
     shares = [(value - low) / (high - low) for value in levels.values()]
-    for (name, value), share, place in zip(levels.items(), shares, spread_apart(shares, _LABEL_GAP, 0, 1), strict=True):
+    for (name, value), share, place in zip(levels.items(), shares, spread_apart(shares, 0.075, 0, 1), strict=True):
         axes.axhline(value, color=GREY, linewidth=0.7, linestyle=DASHED, zorder=1)
         axes.annotate(
             f"{name} {score(value)}",
@@ -237,7 +225,6 @@ def spread_apart(places: Sequence[float], gap: float, low: float, high: float) -
 
 
 def name_rows(axes: Axes, names: Sequence[str]) -> None:
-    """Give the axes rows from the top, named on the left."""
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
@@ -249,8 +236,6 @@ LANE_HEIGHT = 0.3
 
 
 class StageStyle(NamedTuple):
-    """How a stage is drawn and explained."""
-
     colour: str
     letter: str
     meaning: str
@@ -265,17 +250,15 @@ STAGE_STYLES = {
     Stage.PRUNED: StageStyle(VERMILION, "x", "pruned, slot cooling down"),
 }
 ON_BARS = "#1c2431"
-"""For letters: dark on every page, as the bars are light on every page."""
+"""For letters: dark on every page, as the bars are light."""
 _BAR = 0.42
 _ROOM_FOR_LETTER = 0.02
-"""A bar that takes a smaller share of the whole lane has no letter."""
+"""A bar that takes a smaller share of the lane has no letter."""
 _SMALL = LABEL_SIZE - 1
 
 
 @dataclass(frozen=True)
 class Span:
-    """A slot's time in one stage: decisions ``start`` to ``end``, the first and the last, counted from 1."""
-
     stage: Stage
     start: int
     end: int
@@ -283,7 +266,6 @@ class Span:
 
 
 def find_spans(rows: Sequence[Row]) -> list[Span]:
-    """One slot's times in each stage, from rows in order; without dormant times, and with a cooldown as one."""
     spans: list[Span] = []
     before = Stage.DORMANT
     for row in rows:
@@ -310,14 +292,12 @@ def draw_lanes(axes: Axes, rows: Sequence[Row]) -> set[Stage]:
         for span in find_spans(slot_rows):
             stages.add(span.stage)
 
-            # The bar, with the stage's letter if there is room.
             start, width, style = span.start - 0.5, span.end - span.start + 1.0, STAGE_STYLES[span.stage]
             axes.barh(place, width, _BAR, left=start, color=style.colour, linewidth=0)
             if width >= _ROOM_FOR_LETTER * (last - first + 1):
                 letter: dict[str, Any] = {"fontsize": _SMALL, "ha": "center", "va": "center_baseline"}
                 axes.text(start + width / 2, place, style.letter, color=ON_BARS, **letter)
 
-            # The blueprint, where a seed begins.
             if span.blueprint is not None and (span.blueprint != blueprint or span.stage is Stage.GERMINATED):
                 above = place - _BAR / 2 - 0.02
                 axes.text(start, above, span.blueprint, fontsize=_SMALL, color=INK, va="bottom", clip_on=True)
@@ -328,7 +308,6 @@ def draw_lanes(axes: Axes, rows: Sequence[Row]) -> set[Stage]:
 
 
 def explain_stages(canvas: Canvas, axes: Axes, stages: set[Stage]) -> None:
-    """A legend above the whole figure of the stages that were drawn."""
     styles = [style for stage, style in STAGE_STYLES.items() if stage in stages]
     bars = [axes.barh(0, 0, color=style.colour).patches[0] for style in styles]
     meanings = [f"{style.letter}: {style.meaning}" for style in styles]

@@ -1,4 +1,4 @@
-"""Compare a run's policy, or a controller given by name, with the baselines on instances that were not trained on."""
+"""Compare a run's policy, or a controller given by name, with the baselines on new instances."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -50,13 +50,11 @@ from esper.train.workers import Workers
 _STAGES = {stage.name.lower() for stage in Stage}
 _GERMINATED, _KEPT = Stage.GERMINATED.name.lower(), Stage.FOSSILIZED.name.lower()
 FEWEST_EPISODES = 8
-"""Smallest number of episodes for an interval; fewer values do not show how much they vary."""
+"""For an interval: fewer values do not show how much they vary."""
 
 
 @dataclass(frozen=True)
 class Plant:
-    """How often a blueprint was used in a slot, per episode."""
-
     slot: int
     blueprint: str
     germinated: float
@@ -65,31 +63,24 @@ class Plant:
 
 @dataclass(frozen=True)
 class Usage:
-    """The behaviour of a controller on one family."""
-
     family: str
     split: Split
     episodes: int
     operations: dict[str, float]
-    """Fraction of decisions for each operation."""
     plants: tuple[Plant, ...]
-    """Combinations of slot and blueprint that were used."""
 
 
 @dataclass(frozen=True)
 class EpisodeTimeline:
-    """The episode of one network."""
-
     instance: str
     family: str
     variant: str
     split: Split
     score: float
     growth: float
-    """Number of committed parameters divided by the host's."""
+    """Committed parameters divided by the host's."""
     drift_step: int | None
     accuracy: tuple[float, ...]
-    """Validation accuracy after each decision."""
     changes: tuple[LifecycleTransition, ...]
 
 
@@ -100,18 +91,15 @@ class Behaviour:
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(allow_inf_nan=False)  # older files have more fields
 
     iteration: int
-    """Number of training iterations of the policy."""
     sites: tuple[str, ...]
     blueprints: tuple[str, ...]
     usage: tuple[Usage, ...]
     episodes: tuple[EpisodeTimeline, ...]
-    """The first episode of each family."""
     earnings: tuple[SeedShapley, ...] | None = None
-    """Shapley values of the seeds kept in each episode; None in older files."""
+    """Of the seeds kept in each episode; None in older files."""
 
 
 def describe_behaviour(suite: Suite, iteration: int, played: Mapping[Split, EvaluationResult]) -> Behaviour:
-    """Summarise a policy's episodes on the instances of each split."""
     parts: list[tuple[str, Split, EvaluationResult]] = [
         (family, split, result)
         for split, result in played.items()
@@ -169,16 +157,14 @@ def _describe_first_episode(family: str, split: Split, played: EvaluationResult)
     )
 
 
-# On disk --------------------------------------------------------------------------------------------------------------
+# On disk
 
 
 def write_behaviour(path: Path, behaviour: Behaviour) -> None:
-    """Write the behaviour as JSON."""
     write_atomically(path, _FILE.dump_json(behaviour, indent=1, exclude_defaults=True).decode())
 
 
 def read_behaviour(path: Path) -> Behaviour:
-    """Read a file written by `write_behaviour`."""
     return read_json(path, _FILE)
 
 
@@ -210,11 +196,11 @@ def _require_coherent(behaviour: Behaviour) -> Behaviour:
 _FILE = TypeAdapter(Annotated[Behaviour, AfterValidator(_require_coherent)])
 
 
-# What kept seeds earned -----------------------------------------------------------------------------------------------
+# What kept seeds earned
 
 
 def summarise_blueprints(shapley: Sequence[SeedShapley]) -> list[Row]:
-    """A row per blueprint, the most often kept first: kept seeds, fraction of episodes, and mean Shapley value."""
+    """A row per blueprint, the most often kept first."""
     episodes: dict[str, list[tuple[str, list[float]]]] = defaultdict(list)
     for episode in shapley:
         for blueprint in {seed.blueprint for seed in episode.seeds}:
@@ -237,7 +223,7 @@ def summarise_blueprints(shapley: Sequence[SeedShapley]) -> list[Row]:
 
 
 def summarise_pairs(shapley: Sequence[SeedShapley], sites: Sequence[str]) -> list[Row]:
-    """A row per pair of slots: number of episodes that kept seeds in both, and their mean interaction."""
+    """A row per pair of slots: episodes that kept seeds in both, and their mean interaction."""
     interactions: dict[tuple[int, int], list[tuple[str, float]]] = defaultdict(list)
     for episode in shapley:
         for pair in episode.pairs:
@@ -257,13 +243,13 @@ def _average(episodes: Sequence[tuple[str, float]]) -> Row:
     return {"value": interval.estimate, "value_low": interval.low, "value_high": interval.high}
 
 
-# Evaluations ----------------------------------------------------------------------------------------------------------
+# Evaluations
 
 _STREAMS: dict[Split, Stream] = {"heldout": Stream.HELDOUT_INSTANCES, "transfer": Stream.TRANSFER_INSTANCES}
 HELDOUT_INSTANCES = 256
 TRANSFER_INSTANCES = 64
 FEWEST_INSTANCES = 2
-"""Smallest number of instances in an evaluation; a single one has no interval."""
+"""A single one has no interval."""
 
 
 class LoadedPolicy(NamedTuple):
@@ -274,23 +260,14 @@ class LoadedPolicy(NamedTuple):
     sha256: str
 
 
-@dataclass(frozen=True)
-class RunEvaluation:
-    """The scores of all controllers, and the behaviour of the policy."""
-
-    results: list[Result]
-    behaviour: Behaviour
-
-
 def load_policy(run: RunDirectory, settings: TrainSettings) -> LoadedPolicy:
-    """The policy of the newest checkpoint."""
     checkpoint = Checkpoints(run.checkpoints).latest()
     policy = restore_policy(checkpoint.tensors, settings.policy, settings.promise, settings.rules)
     return LoadedPolicy(create_greedy_controller(policy, settings), checkpoint.iteration, checkpoint.sha256)
 
 
 def find_controller(name: str, suite: Suite) -> tuple[Controller, EvaluationConfig]:
-    """A baseline by name, a run's policy by directory or a controller as ``FILE.py:NAME``, and its configuration."""
+    """A baseline by name, a run's policy by directory or ``FILE.py:NAME``, and its configuration."""
     rules = {rule.name: rule for rule in create_baselines(suite)}
     if name in rules or is_in_file(name):
         controller = rules.get(name) or load_controller(name, suite.steps, (*rules, POLICY))
@@ -304,8 +281,8 @@ def find_controller(name: str, suite: Suite) -> tuple[Controller, EvaluationConf
 def count_trainings(name: str, suite: Suite) -> float:
     """The cost of learning or tuning a controller for this suite, in complete trainings of networks.
 
-    A policy's cost includes its baseline episodes and the policy that it started from, but not the policies among which
-    it was selected. A controller in a file costs 0.
+    A policy's cost includes its baseline episodes and the policy that it started from, not those among which it was
+    selected. A controller in a file costs 0.
     """
     if name in {rule.name for rule in create_baselines(suite)}:
         return load_baseline_settings(suite).environment_steps.get(name, 0) / suite.steps
@@ -320,20 +297,18 @@ def count_trainings(name: str, suite: Suite) -> float:
 
 
 def count_pretraining(settings: TrainSettings, suite: Suite) -> float:
-    """The cost of the policy from which a run with these settings starts, as by `count_trainings`."""
+    """The cost of the policy from which a run with these settings starts."""
     return 0.0 if settings.start_from is None else count_trainings(settings.start_from, suite)
 
 
 def sample_for_evaluation(suite: Suite, split: Split, count: int, seed: int) -> list[Instance]:
-    """Draw the instances of a split, for all controllers."""
     return suite.sample(count, split, numpy_generator(seed, _STREAMS[split]))
 
 
-def _check_counts(heldout: int, transfer: int) -> None:
-    for count, what, alternative in ((heldout, "instance", ""), (transfer, "transfer instance", ", or 0")):
-        if count < FEWEST_INSTANCES and not (alternative and count == 0):
-            least = f"{FEWEST_INSTANCES}{alternative}"
-            raise ConfigError(f"{plural(count, what)} cannot give an interval: give at least {least}")
+def _require_interval(count: int, name: str, alternative: str = "") -> None:
+    if count < FEWEST_INSTANCES:
+        least = f"{FEWEST_INSTANCES}{alternative}"
+        raise ConfigError(f"{plural(count, name)} cannot give an interval: give at least {least}")
 
 
 def evaluate_run(
@@ -343,7 +318,7 @@ def evaluate_run(
     transfer: int = TRANSFER_INSTANCES,
     progress: Callable[[int, int, str], None] = lambda _done, _total, _current: None,
     taken_over: Callable[[int, int], None] = lambda _cohorts, _total: None,
-) -> RunEvaluation:
+) -> tuple[list[Result], Behaviour]:
     """Evaluate the policy and all baselines on the same instances, and write the results into the run.
 
     Another arm is ``shuffled``: the policy's actions, with those of each instance applied to another. If the policy
@@ -352,12 +327,17 @@ def evaluate_run(
     Args:
         run: A trained run. Results of the same evaluation from before an interruption are reused.
         workers: Compute the cohorts.
-        heldout: Number of instances of the families trained on.
-        transfer: Number of instances of other families; 0 omits them.
-        progress: Called with the numbers of finished and of all cohorts, and the current controller.
-        taken_over: Called once with the number of cohorts that an earlier evaluation has finished, and that of all.
+        heldout: Instances of the families trained on.
+        transfer: Instances of other families; 0 omits them.
+        progress: Gets the numbers of finished and of all cohorts, and the current controller.
+        taken_over: Gets the number of cohorts that an earlier evaluation has finished, and that of all.
+
+    Returns:
+        The scores of all controllers, and the behaviour of the policy.
     """
-    _check_counts(heldout, transfer)
+    _require_interval(heldout, "instance")
+    if transfer:
+        _require_interval(transfer, "transfer instance", ", or 0")
     settings = load_settings(TrainSettings, run.config)
     suite, config = get_suite(settings.suite), make_evaluation_config(settings)
     policy = load_policy(run, settings)
@@ -409,17 +389,12 @@ def evaluate_run(
         write_results(run.evaluation, results)
         write_behaviour(run.behaviour, behaviour)
     finished.remove()
-    return RunEvaluation(results, behaviour)
+    return results, behaviour
 
 
 def evaluate_by_name(name: str, suite: Suite, split: Split, count: int, seed: int, workers: Workers) -> Comparison:
-    """Compare a controller with the suite's baselines on ``count`` instances.
-
-    ``name`` is that of a baseline, the directory of a run on this or another suite, or ``FILE.py:NAME``.
-    """
-    _check_counts(count, 0)
+    _require_interval(count, "instance")
     controller, config = find_controller(name, suite)
-    # A baseline is not compared with itself.
     others = [rule for rule in create_baselines(suite) if rule.name != controller.name]
     instances = sample_for_evaluation(suite, split, count, seed)
     played = evaluate_controllers(workers, [controller, *others], config, instances)
@@ -443,7 +418,6 @@ def read_over_seeds(paths: Sequence[Path]) -> dict[Split, Comparison]:
         if count > 1:
             raise ConfigError(f"two of the runs have training seed {seed}: give every seed once")
 
-    # All trainings must have the same length.
     iterations = [read_behaviour(run.behaviour).iteration for run in runs]
     for run, iteration in zip(runs, iterations, strict=True):
         if iteration != iterations[0]:

@@ -1,25 +1,19 @@
-"""Figures and tables: their numbers, the source that these come from, and how they are drawn or written."""
-
-from __future__ import annotations
+"""Figures and tables: their numbers, where these come from, and how they are drawn or written."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from esper.dash.formats import EN_DASH
 from esper.runs.reader import RunReader
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Canvas
 
 FULL_HEAT = 0.6
 """Opacity of the strongest cell, so that its figure stays readable."""
 
 Value = str | int | float | None
 Row = Mapping[str, Value]
-"""Values by the names of their columns."""
 
 
 def read_numbers(rows: Sequence[Row], name: str) -> list[float]:
@@ -38,8 +32,6 @@ def group_rows(rows: Sequence[Row], name: str) -> dict[str, list[Row]]:
 
 @dataclass(frozen=True)
 class Files:
-    """A source in words: which fields of which files give the numbers."""
-
     suffix: ClassVar[str] = ".txt"
     title: ClassVar[str] = "Where its numbers come from"
 
@@ -47,101 +39,82 @@ class Files:
 
 
 class Query(Files):
-    """A source in SQL: the query that gives the numbers on the store of the run."""
-
     suffix: ClassVar[str] = ".sql"
     title: ClassVar[str] = "The query behind it, for sqlite3"
 
 
 @dataclass(frozen=True)
-class Figure:
-    """A drawing."""
+class Drawing:
+    """A figure of a report; ``absent`` says why there may be nothing to draw."""
 
     folder: ClassVar[str] = "figures"
 
     name: str
-    """The stem of its files' names."""
     caption: str
     source: Files
-    draw: Callable[[Canvas, Sequence[Row]], None]
+    draw: Callable[[Any, Sequence[Row]], None]
+    """Draws the rows on a figure of matplotlib."""
     absent: str
-    """Why there may be nothing to draw."""
     height: float = 2.3
-    """Height in inches."""
     columns: int = 1
-    """Width, in columns of a paper in two columns."""
+    """Of a paper in two columns."""
     rows: Sequence[Row] = ()
 
 
 class Cell(NamedTuple):
-    """A value of a table as it is read."""
+    """A value of a table as it is read; ``bounds`` are the ends of its interval."""
 
     text: str
     note: str
-    """Small print beside the figure."""
     bounds: tuple[str, ...]
-    """The ends of its interval, also in the note."""
     mark: str
     """Emphasis: policy, above, below, other or best."""
     heat: float
-    """Opacity of its colour on the page."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table: how the rows' values of that name are written."""
-
     name: str
     write_number: Callable[[float], str] | None = None
-    """Formats a number; None for a column of texts."""
+    """None for a column of texts."""
     title: str | None = None
-    """The heading; None: the name."""
     bounded: bool = False
     """Whether rows have the interval, too, under the name with _low and _high."""
     missing: str = EN_DASH
     long: bool = False
-    """Whether a value may take several lines."""
     optional: bool = False
-    """Whether the column is left out where no row has a value."""
+    """Whether it is left out where no row has a value."""
     note: Callable[[Row], str] | None = None
     mark: Callable[[Row], str] | None = None
     heated: float | None = None
-    """The value that is coloured most strongly."""
 
     @property
     def heading(self) -> str:
-        """The column's title."""
         return self.name.replace("_", " ") if self.title is None else self.title
 
-    def write(self, value: Value) -> str:
-        """A value as text."""
-        if value is None:
-            return self.missing
-        return str(value) if isinstance(value, str) or self.write_number is None else self.write_number(value)
-
     def cell(self, row: Row) -> Cell:
-        """The column's cell in a row."""
+        def write(value: Value) -> str:
+            if value is None:
+                return self.missing
+            return str(value) if isinstance(value, str) or self.write_number is None else self.write_number(value)
+
         ends = [row[f"{self.name}{end}"] for end in ("_low", "_high")] if self.bounded else []
-        bounds = tuple(self.write(end) for end in ends if end is not None)
+        bounds = tuple(write(end) for end in ends if end is not None)
         note = f"[{' to '.join(bounds)}]" if bounds else self.note(row) if self.note else ""
         value = row[self.name]
         heat = FULL_HEAT * value / self.heated if self.heated and isinstance(value, int | float) else 0.0
-        return Cell(self.write(value), note, bounds, self.mark(row) if self.mark else "", heat)
+        return Cell(write(value), note, bounds, self.mark(row) if self.mark else "", heat)
 
 
 @dataclass(frozen=True)
 class Table:
-    """Figures in rows."""
-
     folder: ClassVar[str] = "tables"
 
     name: str
-    """The stem of its files' names."""
     caption: str
     source: Files
     columns: tuple[Column, ...]
     absent: str
-    """Why there may be no rows."""
     upright: bool = False
     """Whether headings stand upright on the page."""
     rows: Sequence[Row] = ()
@@ -153,11 +126,10 @@ class Table:
         return [column for column in self.columns if not column.optional or column.name in filled]
 
 
-Exhibit = Figure | Table
+Exhibit = Drawing | Table
 
 
 def run_queries(store: Path, exhibits: Sequence[Exhibit]) -> list[Exhibit]:
-    """Figures and tables with the rows that their queries give on a run store."""
     with RunReader.open(store) as reader:
         results = [reader.query(exhibit.source.text) for exhibit in exhibits]
     return [

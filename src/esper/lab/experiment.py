@@ -1,9 +1,8 @@
 """Train several configurations with several seeds each, in turns, and evaluate every policy on the same instances.
 
 A training is an ordinary run in FOLDER/CONFIGURATION/seed-N, with its policy's results in arms/policy.json. Beside it
-are the other arms that a policy must beat on the same instances: the baselines, and those that depend on the policy of
-each training seed: its own actions shuffled, the best fixed sequence found with its budget, and networks of fixed
-shape. An interrupted experiment continues, and what is finished is only read.
+are the other arms: the baselines, and those that depend on each policy: its own actions shuffled, the best fixed
+sequence found with its budget, and networks of fixed shape. An interrupted experiment continues.
 """
 
 import re
@@ -52,14 +51,11 @@ from esper.train.workers import LOCAL, Backend, Workers
 ARMS = "arms"
 """The folder of results, with a file per arm."""
 LOCK_OWNER = "esper compare"
-"""The command written into the locks of runs' directories."""
 _NAME = re.compile(r"\w[\w.+-]*")
 _SEED = "seed-"
 
 
 class Training(NamedTuple):
-    """The training of one configuration with one seed."""
-
     arm: str
     seed: int
 
@@ -70,7 +66,6 @@ class Experiment:
 
     folder: Path
     arms: Mapping[str, TrainSettings]
-    """Configurations by name; the first is compared with each of the others."""
     seeds: int
     instances: int
 
@@ -88,20 +83,17 @@ class Experiment:
 
     @property
     def suite(self) -> str:
-        """The suite that all configurations train on."""
         return next(iter(self.arms.values())).suite
 
     def list_trainings(self) -> list[Training]:
-        """Trainings seed by seed, with the arms of a seed in rotating order, so that no arm runs at better times."""
+        """Seed by seed, with the arms in rotating order, so that no arm runs at better times."""
         names, count = list(self.arms), len(self.arms)
         return [Training(names[(place + seed) % count], seed) for seed in range(self.seeds) for place in range(count)]
 
     def sample_instances(self) -> list[Instance]:
-        """The held-out instances on which every policy is evaluated."""
         return get_suite(self.suite).sample(self.instances, "heldout", numpy_generator(Stream.COMPARED_INSTANCES))
 
     def open_run(self, training: Training) -> tuple[RunDirectory, TrainSettings]:
-        """The run of a training, and its settings."""
         run = RunDirectory(self.folder / training.arm / f"{_SEED}{training.seed}")
         return run, self.arms[training.arm].model_copy(update={"seed": training.seed})
 
@@ -109,9 +101,9 @@ class Experiment:
 def run_experiment(
     experiment: Experiment, progress: Callable[[int, int, Training, Iteration | None], None], backend: Backend = LOCAL
 ) -> list[Arm]:
-    """The results of each configuration's policies, computed by ``backend``; finished trainings are only read.
+    """The results of each configuration's policies; finished trainings are only read.
 
-    ``progress`` is called with the numbers of finished and of all trainings, the current one, and its newest iteration.
+    ``progress`` gets the numbers of finished and of all trainings, the current one, and its newest iteration.
     """
     # Check policies to start from before hours of training, not after.
     for settings in experiment.arms.values():
@@ -126,14 +118,13 @@ def run_experiment(
             train_controller(settings, run.path, workers=workers, watch=lambda _, report=report: nullcontext(report))
             with run.locked(LOCK_OWNER):
                 results[training] = play_policy(run, settings, instances, workers)
-    # In the order of the configurations, whatever the order of the trainings.
     return [Arm(name, [results[Training(name, seed)] for seed in range(experiment.seeds)]) for name in experiment.arms]
 
 
 def play_policy(
     run: RunDirectory, settings: TrainSettings, instances: Sequence[Instance], workers: Workers
 ) -> ArmResults:
-    """The results of a trained run's policy on the instances, read from its file if they exist."""
+    """The results of a run's policy on the instances, read from its file if they exist."""
     policy, suite = load_policy(run, settings), get_suite(settings.suite)
 
     def play() -> ArmResults:
@@ -148,17 +139,17 @@ def play_policy(
 
 
 def arm_file(folder: Path, arm: str) -> Path:
-    """The file with an arm's results, in the run on which they depend, or else in the configuration's folder."""
+    """The file with an arm's results, in the run on which they depend or the configuration's folder."""
     return folder / ARMS / f"{arm}.json"
 
 
 def _arm_key(arm: str, settings: TrainSettings, source: str, instances: Sequence[Instance]) -> str:
-    """The key under which an arm's results are valid; ``source`` is the hash of the policy or file behind them."""
+    """The key under which results are valid; ``source`` is the hash of the policy or file behind them."""
     return cache_key(arm, describe_evaluation_inputs(settings, source), [instance.to_json() for instance in instances])
 
 
 def read_experiment(folder: Path) -> tuple[Comparison, Comparison | None]:
-    """Compare configurations, even while they train, over the seeds that all have finished, and all finished arms."""
+    """Compare configurations over the seeds that all have finished, and all finished arms."""
     # Only seeds that every configuration has finished can be compared.
     done: dict[str, set[int]] = {}
     for path in folder.glob(f"*/{_SEED}*/{ARMS}/{POLICY}.json"):
@@ -211,7 +202,7 @@ def _read_arm(name: str, files: Sequence[Path]) -> Arm:
     return Arm(name, seeds)
 
 
-# All arms -------------------------------------------------------------------------------------------------------------
+# All arms
 
 SEQUENCE = "sequence"
 STATIC = "static"
@@ -221,30 +212,29 @@ NONE_EQUAL_FLOPS = "none_equal_flops"
 SURVIVORS = 4
 """One candidate in this many survives a round."""
 FIRST_ROUND = 21
-"""Approximate number of instances per candidate in the first round."""
+"""Instances per candidate in the first round, approximately."""
 FINALISTS = 2
-"""Smallest number of candidates in the last round."""
+"""Least candidates in the last round."""
 
 CountSteps = Callable[[int], None]
-"""Called with the number of environment steps that a search has taken since the last call."""
+"""Gets the environment steps that a search has taken since the last call."""
 
 
 @dataclass(frozen=True)
 class _Job:
-    """An arm to compute, for one training seed if it depends on training seeds."""
+    """An arm to compute, for one training seed if it depends on them."""
 
     arm: str
     folder: Path
-    """Where its results are stored: the run whose policy it depends on, or the configuration's folder."""
+    """The run whose policy it depends on, or the configuration's folder."""
     key: str
     steps: int
-    """Approximate number of environment steps that it takes."""
+    """Environment steps, approximately."""
     compute: Callable[[CountSteps], ArmResults]
     label: str
 
 
 def load_own_controllers(experiment: Experiment, addresses: Sequence[str]) -> dict[str, Controller]:
-    """Load the user's controllers for the experiment's suite, by their ``FILE.py:NAME``."""
     suite = get_suite(experiment.suite)
     taken = [POLICY, *(rule.name for rule in create_baselines(suite)), SHUFFLED, SEQUENCE]
     taken += [STATIC, STATIC_EQUAL_FLOPS, NONE_EQUAL_FLOPS]
@@ -265,8 +255,8 @@ def run_arms(
 ) -> list[Arm]:
     """The arms of a finished experiment: the first configuration's policy, then all others; stored results are reused.
 
-    ``own`` are the user's controllers, by their ``FILE.py:NAME``. ``progress`` is called with the environment steps
-    done, their total number, and the current arm (empty at the end).
+    ``own`` are the user's controllers, by their ``FILE.py:NAME``. ``progress`` gets the steps done, their
+    total, and the current arm (empty at the end).
     """
     instances, name = experiment.sample_instances(), next(iter(experiment.arms))
     settings, folder, suite = experiment.arms[name], experiment.folder / name, get_suite(experiment.suite)
@@ -318,7 +308,7 @@ def run_arms(
 def _list_followers(
     run: RunDirectory, settings: TrainSettings, instances: Sequence[Instance], workers: Workers, environment_steps: int
 ) -> list[_Job]:
-    """The arms that depend on the policy of one training seed, which took ``environment_steps``, in order."""
+    """The arms that depend on the policy of one training seed, which took ``environment_steps``."""
     suite, config, policy = get_suite(settings.suite), make_evaluation_config(settings), load_policy(run, settings)
 
     def play(controller: Controller) -> EvaluationResult:
@@ -333,7 +323,7 @@ def _list_followers(
         return measure_arm(play_again(), suite)
 
     def shuffle(_: CountSteps) -> ArmResults:
-        """The policy's own actions, with those of each instance applied to another instance."""
+        """The policy's own actions, each instance's applied to another one."""
         rng = numpy_generator(settings.seed, Stream.SHUFFLED_ARM)
         seeds = [instance.seed for instance in instances]
         played = play(shuffle_actions(stack_actions(play_again().logs), seeds, rng))
@@ -346,15 +336,15 @@ def _list_followers(
 
     def train(arm: str, networks: Sequence[Fossils], decisions: Sequence[int], steps: int) -> ArmResults:
         static = [StaticNetwork(*network) for network in zip(instances, networks, decisions, strict=True)]
-        return ArmResults(steps, train_static(workers, config, arm, static))
+        return ArmResults(steps, [result for result, _ in train_static(workers, config, arm, static)])
 
     def train_final(_: CountSteps) -> ArmResults:
-        """The policy's final networks, trained from scratch on the same number of minibatches."""
+        """The policy's final networks, trained from scratch on as many minibatches."""
         lengths = np.concatenate([np.sum(log.running, axis=0) for log in play_again().logs])
         return train(STATIC, measure_policy().fossils, lengths.tolist(), environment_steps)
 
     def train_for_equal_flops(arm: str, networks: Sequence[Fossils], steps: int) -> ArmResults:
-        """Networks trained with the training FLOPs of the policy's networks, rounded to whole decisions."""
+        """Networks trained with the training FLOPs of the policy's, rounded to whole decisions."""
         prices = Prices(suite)
         decisions = [
             max(round(flops / (TRAINING_PASSES * prices.examples * prices.network(instance, fossils))), 1)
@@ -384,7 +374,7 @@ def _list_followers(
     ]
 
 
-# The search for a fixed sequence --------------------------------------------------------------------------------------
+# The search for a fixed sequence
 
 
 def search_sequence(
@@ -392,12 +382,11 @@ def search_sequence(
 ) -> tuple[Schedule, int]:
     """Random search for a fixed sequence by sequential halving on training instances (Karnin et al. 2013, ICML).
 
-    All rounds have the same number of steps. Within a round, all candidates run on the same new instances, and one in
-    `SURVIVORS` survives. Returns the winner and the steps taken: the budget less what is too little for a fair round.
+    All rounds have the same number of steps. In a round, all candidates run on the same new instances, and one in
+    `SURVIVORS` survives. Returns the winner and the steps taken.
     """
     suite, rng = get_suite(config.suite), numpy_generator(seed, Stream.SEQUENCE_SEARCH)
     rounds, first = plan_rounds(environment_steps // suite.steps)
-    # Doing nothing is always a candidate.
     drawn = [make_schedule(suite, draw_plantings(suite, rng)) for _ in range(first - 1)]
     candidates: list[Schedule] = [make_schedule(suite, []), *drawn]
     left = environment_steps
@@ -416,7 +405,7 @@ def search_sequence(
 
 
 def plan_rounds(episodes: int) -> tuple[int, int]:
-    """The number of rounds that ``episodes`` allow, and the number of candidates in the first round."""
+    """The rounds that ``episodes`` allow, and the candidates in the first one."""
     rounds = 1
     while SURVIVORS**rounds * FIRST_ROUND * (rounds + 1) <= episodes:
         rounds += 1
@@ -426,14 +415,14 @@ def plan_rounds(episodes: int) -> tuple[int, int]:
 def score_controllers(
     controllers: Sequence[Controller], config: EvaluationConfig, instances: Sequence[Instance], workers: Workers
 ) -> tuple[Floats, int]:
-    """Mean scores with equal weights for all families, and the number of steps taken."""
+    """Mean scores with equal weights for all families, and the steps taken."""
     weights, results = family_weights(instances), evaluate_controllers(workers, controllers, config, instances)
     scores = np.array([np.array([record.score for record in result.records]) @ weights for result in results])
     return scores, sum(int(np.sum(log.running)) for result in results for log in result.logs)
 
 
 def draw_plantings(suite: Suite, rng: np.random.Generator) -> list[Planting]:
-    """Plantings in up to `MOST_PLANTINGS` different slots: half of them at once, the others at a random step."""
+    """Plantings in different slots: half of them at once, the others at a random step."""
     most = min(MOST_PLANTINGS, len(suite.sites))
     slots: list[int] = rng.permutation(len(suite.sites))[: int(rng.integers(1, most + 1))].tolist()
     latest = round(0.6 * suite.steps)  # leaves time to earn the rent

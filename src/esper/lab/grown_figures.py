@@ -1,4 +1,4 @@
-"""Figures and tables of one model that grew: its learning, its slots, its seeds' lives, its decisions."""
+"""Figures and tables of one model that grew."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -32,43 +32,36 @@ from esper.lab.drawing import (
     plot_curve,
     set_integer_axis,
 )
-from esper.lab.exhibit import Column, Exhibit, Figure, Files, Query, Row, Table, group_rows, read_numbers
+from esper.lab.exhibit import Column, Drawing, Exhibit, Files, Query, Row, Table, group_rows, read_numbers
 from esper.lifecycle.table import OWNING, Stage
 from esper.runs.reader import LOSS, METRIC_NAME, RunMetric, RunReader, describe_contributions
 
 ADDED = "added_parameters"
-"""The measure of all seeds' parameters."""
 PARAMETERS = "parameters"
 GROWN, BARE = "grown", "bare host"
-"""The two models of a comparison."""
 MOMENTS = 6
-"""Snapshots at most."""
 _SLOT_NAME = "COALESCE((SELECT json_extract(value, '$[' || slot || ']') FROM metadata WHERE key = 'slots'), slot)"
-"""SQL for the name of the slot with a number."""
 _NO_DECISION = "no decision was made"
 _PANELS = {LOSS: "loss", ADDED: "added\nparameters"}
 _ROLLBACK = "rollback"
 _DATA = {"train": ORANGE, "validation": BLUE, "seeds": GREEN}
 _DASHES = ("-", "--", "-.", ":")
 _LANES_MARGIN = 1.1
-"""Inches of the figure of stages that are not slots."""
 
-# Of a snapshot's panel, in which slots are 1 apart.
 _HOST, _SEED = (0.0, 0.16), (0.3, 1.0)
-"""Left and right sides: of the host's layer, and of the seed behind it."""
+"""Left and right sides of the host's layer, and of the seed behind it."""
 _HEIGHT = 0.62
-"""Height of a box."""
 _LEAST = 0.05
-"""Least share of a box that is filled, to show the stage of a seed that does not count yet."""
+"""Share of a box that is filled at least, to show a seed that does not count yet."""
 _MARGIN, _ROW = 0.75, 0.42
-"""Inches: of all that is no slot, and of a slot."""
+"""Inches of all that is no slot, and of a slot."""
 
 
 def grown_exhibits(metadata: Mapping[str, Any]) -> list[Exhibit]:
-    """All figures and tables of a run of a `Grower`, with the run's own metric; their sources are queries."""
+    """All figures and tables of a run of a `Grower`; their sources are queries."""
     metric = RunMetric.from_metadata(metadata)
     return [
-        Figure(
+        Drawing(
             "curves",
             f"Learning curves: {_name_measures(metric)} on training and validation data, and "
             "the parameters that seeds add. Vertical lines are rollbacks.",
@@ -89,7 +82,7 @@ ORDER BY measure, data, decision
             _NO_DECISION,
             height=3.2,
         ),
-        Figure(
+        Drawing(
             "stages",
             "The stage of each slot by decision. Labels name germinated blueprints. If seeds were kept or "
             "pruned when growth ended, the outcome follows the last decision.",
@@ -112,7 +105,7 @@ ORDER BY slot, step
             _draw_stages,
             _NO_DECISION,
         ),
-        Figure(
+        Drawing(
             "contributions",
             describe_contributions(metadata),
             Query(f"""\
@@ -124,7 +117,7 @@ ORDER BY slot, step
             _draw_contributions,
             "no contribution was measured",
         ),
-        Figure(
+        Drawing(
             "snapshots",
             "The network at several decisions, input at the top. Grey: layers of the host. To the right of each is the "
             "seed in its slot, filled in proportion to its alpha, with its latest contribution. "
@@ -235,7 +228,7 @@ FROM rollbacks ORDER BY id
 
 
 def compare_with_bare(store: Path, metadata: Mapping[str, Any], bare_store: Path) -> list[Exhibit]:
-    """The figure and the table that compare a run of a `Grower` with a run of the same host without growth."""
+    """The figure and the table that compare a run of a `Grower` with one of the same host without growth."""
     metric = RunMetric.from_metadata(metadata)
     source = Files(
         f"run.db of both runs: the scalars validation_{metric.metric} and validation_loss by iteration. The table has "
@@ -255,7 +248,6 @@ def compare_with_bare(store: Path, metadata: Mapping[str, Any], bare_store: Path
         for decision, value in values.items()
     ]
 
-    # Models are compared after equal training.
     last = min(max(sizes[model], default=0) for model in curves)
     figures = {name: [curves[model][name].get(last, math.nan) for model in curves] for name in curves[GROWN]}
     if isinstance(host := metadata.get("host_parameters"), int):
@@ -267,7 +259,7 @@ def compare_with_bare(store: Path, metadata: Mapping[str, Any], bare_store: Path
         compared.append({"measure": name, "decision": last, **finite})
     which = f"{_name_measures(metric)} on validation data"
     return [
-        Figure(
+        Drawing(
             "bare",
             f"The grown model and the bare host: {which}.",
             source,
@@ -393,7 +385,6 @@ def _draw_snapshots(canvas: Canvas, rows: Sequence[Row]) -> None:
                     axes.text(middle, place, f"\N{MULTIPLICATION SIGN} {row['pruned']}", color=VERMILION, **small)
                 continue
 
-            # A seed: a box filled by its alpha, with its blueprint and its contribution.
             stages.add(stage)
             axes.plot([_HOST[1], _SEED[0]], [place, place], color=SOFT, linewidth=0.8, zorder=1)
             alpha, contribution = (read_numbers([row], name)[0] for name in ("alpha", "contribution"))

@@ -8,7 +8,7 @@ from functools import partial
 from itertools import cycle
 from pathlib import Path
 from textwrap import fill
-from typing import Any, NamedTuple
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
@@ -36,7 +36,7 @@ from esper.lab.drawing import (
     set_integer_axis,
 )
 from esper.lab.evaluate import Behaviour, EpisodeTimeline, summarise_blueprints, summarise_pairs
-from esper.lab.exhibit import Column, Exhibit, Figure, Files, Query, Row, Table, group_rows, read_numbers, run_queries
+from esper.lab.exhibit import Column, Drawing, Exhibit, Files, Query, Row, Table, group_rows, read_numbers, run_queries
 from esper.lab.experiment import ARMS
 from esper.lab.standings import describe_basis, name_instances, standings_columns, standings_rows
 from esper.lifecycle.table import Stage
@@ -67,7 +67,6 @@ def _draw_learning(canvas: Canvas, rows: Sequence[Row]) -> None:
             label = str(curve[0]["name"])
             plot_curve(axes, curve, "iteration", label=label, **style)
     if levels := kinds.get("baseline"):
-        # The axes have to hold the levels, too.
         baselines = dict(zip(group_rows(levels, "name"), read_numbers(levels, "value"), strict=True))
         axes.update_datalim([(0, value) for value in baselines.values()], updatex=False)
         axes.autoscale_view()
@@ -77,7 +76,7 @@ def _draw_learning(canvas: Canvas, rows: Sequence[Row]) -> None:
     add_legend(canvas)
 
 
-LEARNING = Figure(
+LEARNING = Drawing(
     "learning",
     f"Score of the greedy policy and of the baselines (dashed) on the same fixed training problems. {J_MEANING} It is "
     "measured while the policy explores, on new problems in every iteration, so it is only roughly comparable with the "
@@ -154,46 +153,38 @@ GROUP BY 1, 2 ORDER BY ABS(SUM(interaction)) DESC, 1, 2 LIMIT 10
 )
 
 
-class Gauge(NamedTuple):
-    """A small plot of one figure over training."""
-
-    name: str
-    series: str
-    meaning: str = ""
-    """Empty: that of the update's figure."""
-
-
 KL, EXPLAINED = "ppo/kl", "ppo/explained_variance"
 _GAUGES_ACROSS = 3
 _MEANING_WIDTH = 34
 GAUGES = (
-    Gauge("entropy", "ppo/entropy"),
-    Gauge("operation's entropy", "ppo/head_entropy/op"),
-    Gauge("KL divergence", KL),
-    Gauge("explained variance", EXPLAINED),
-    Gauge("clipped share", "ppo/clip_fraction"),
-    Gauge("gradient norm", "ppo/gradient_norm"),
-    Gauge("accuracy", "accuracy", "validation, at the end\nof the episodes"),
-    Gauge("growth", "added", "committed parameters\nrelative to the host's"),
-    Gauge("waiting", "operations/wait", "share of decisions"),
+    ("entropy", "ppo/entropy", ""),
+    ("operation's entropy", "ppo/head_entropy/op", ""),
+    ("KL divergence", KL, ""),
+    ("explained variance", EXPLAINED, ""),
+    ("clipped share", "ppo/clip_fraction", ""),
+    ("gradient norm", "ppo/gradient_norm", ""),
+    ("accuracy", "accuracy", "validation, at the end\nof the episodes"),
+    ("growth", "added", "committed parameters\nrelative to the host's"),
+    ("waiting", "operations/wait", "share of decisions"),
 )
+"""Small plots over training: title, series, and meaning where it is not that of the update's figure."""
 _HEALTH = Query(f"""\
 SELECT 'figure' AS kind, name, iteration, value FROM scalars
-WHERE name IN ({", ".join(f"'{gauge.series}'" for gauge in GAUGES)})
+WHERE name IN ({", ".join(f"'{series}'" for _, series, _ in GAUGES)})
 UNION ALL
 SELECT 'anomaly', anomalies.value, iteration, NULL FROM ppo, json_each(ppo.anomalies) AS anomalies
 ORDER BY kind DESC, name, iteration
 """)
 
 
-def health_figure(target_kl: float) -> Figure:
-    """Small plots that show whether training is healthy, without their caption, which needs the numbers."""
+def health_figure(target_kl: float) -> Drawing:
+    """Without its caption, which needs the numbers."""
     draw = partial(_draw_health, KL_STOP * target_kl)
-    return Figure("health", "", _HEALTH, draw, _NO_ITERATION, height=5, columns=2)
+    return Drawing("health", "", _HEALTH, draw, _NO_ITERATION, height=5, columns=2)
 
 
 def exhibit_health(store: Path, target_kl: float, rollbacks: Mapping[str, int]) -> Exhibit:
-    """The `health_figure` of a run; ``rollbacks`` counts the governor's rollbacks by their cause."""
+    """The health of a run; ``rollbacks`` counts the governor's rollbacks by their cause."""
     (figure,) = run_queries(store, [health_figure(target_kl)])
     caption = (
         "Health of the policy's updates, by iteration; dashed: the KL divergence at which an update ends early, and "
@@ -218,15 +209,14 @@ def _draw_health(kl_stop: float, canvas: Canvas, rows: Sequence[Row]) -> None:
     # Gauges without figures are left out, and their axes stay empty.
     series = group_rows(kinds.get("figure", []), "name")
     anomalies = read_numbers(kinds.get("anomaly", []), "iteration")
-    gauges = [gauge for gauge in GAUGES if gauge.series in series]
+    gauges = [gauge for gauge in GAUGES if gauge[1] in series]
     grid = list(canvas.subplots(-(-len(GAUGES) // _GAUGES_ACROSS), _GAUGES_ACROSS, sharex=True).flat)
-    for axes, gauge in zip(grid, gauges, strict=False):
-        if gauge.series in (KL, EXPLAINED):
-            axes.axhline(kl_stop if gauge.series == KL else 0.0, color=GREY, linewidth=0.7, linestyle=DASHED)
-        curve = series[gauge.series]
-        plot_curve(axes, curve, "iteration", color=BLUE)
-        axes.set_title(gauge.name, fontweight="bold", pad=18)
-        meaning = gauge.meaning or fill(FIGURES[gauge.series.split("/")[1]], _MEANING_WIDTH)
+    for axes, (title, name, meaning) in zip(grid, gauges, strict=False):
+        if name in (KL, EXPLAINED):
+            axes.axhline(kl_stop if name == KL else 0.0, color=GREY, linewidth=0.7, linestyle=DASHED)
+        plot_curve(axes, series[name], "iteration", color=BLUE)
+        axes.set_title(title, fontweight="bold", pad=18)
+        meaning = meaning or fill(FIGURES[name.split("/")[1]], _MEANING_WIDTH)
         axes.text(0, 1.05, meaning, transform=axes.transAxes, color=SOFT, fontsize=LABEL_SIZE - 0.5)
         axes.locator_params(axis="y", nbins=4)
         set_integer_axis(axes, "")
@@ -238,11 +228,8 @@ def _draw_health(kl_stop: float, canvas: Canvas, rows: Sequence[Row]) -> None:
 
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 _SCORES_MARGIN, _ROW_HEIGHT = 0.6, 0.19
-"""Inches of a figure of rows: what is not a row, and a row."""
 _EPISODES_ACROSS = 2
-"""Episodes beside each other."""
 _ACCURACY_HEIGHT, _PANEL_MARGIN, _EPISODES_MARGIN = 0.5, 0.75, 0.5
-"""Inches: of an episode's accuracy, of the titles of its panel, and of the figure's legend."""
 _NOBODY = "there are no results yet"
 _TRAININGS = Files(
     f"CONFIGURATION/seed-N/{ARMS}/ARM.json in the comparison's folder ({POLICY}.json of a configuration itself), and "
@@ -281,9 +268,8 @@ def exhibit_arms(comparison: Comparison, configuration: str | None = None) -> di
 
 
 def _exhibit_comparison(name: str, players: str, source: Files, comparison: Comparison) -> dict[str, Exhibit]:
-    """All figures and tables of a comparison; ``players`` is a phrase for their captions: who played what."""
     rows, names = standings_rows(comparison), [arm.name for arm in comparison.standings]
-    scores = Figure(
+    scores = Drawing(
         f"{name}_scores",
         f"Mean score of {players}, with 95% intervals. {SCORE_MEANING}",
         source,
@@ -294,7 +280,7 @@ def _exhibit_comparison(name: str, players: str, source: Files, comparison: Comp
     )
 
     has_flops = any(arm.flops is not None for arm in comparison.standings)
-    costs = Figure(
+    costs = Drawing(
         f"{name}_costs",
         f"Mean test accuracy of {players} against mean parameters added, as a share of the host's"
         f"{', and against the mean FLOPs of training one network' if has_flops else ''}, with 95% intervals. "
@@ -373,7 +359,6 @@ def _draw_scores(canvas: Canvas, rows: Sequence[Row]) -> None:
 
 
 def _draw_costs(canvas: Canvas, rows: Sequence[Row]) -> None:
-    # A panel for each cost that is known.
     costs = {"added": (1, "parameters added / host's"), "flops": (MEGA, "training MFLOP")}
     measured = [name for name in costs if not all(map(math.isnan, read_numbers(rows, name)))]
     panels = canvas.subplots(1, len(measured), sharey=True, squeeze=False)[0]
@@ -394,11 +379,10 @@ def _draw_costs(canvas: Canvas, rows: Sequence[Row]) -> None:
     add_legend(canvas, 3)
 
 
-# What the policy did --------------------------------------------------------------------------------------------------
+# What the policy did
 
 
 def exhibit_behaviour(behaviour: Behaviour) -> dict[str, Exhibit]:
-    """Figures and tables of what the policy did, by subject."""
     usage, sites, names, episodes = behaviour.usage, behaviour.sites, behaviour.blueprints, behaviour.earnings or ()
     usage_file, earnings_file, episodes_file = (
         Files(f"behaviour.json in the run's directory, the list {key}.\n") for key in ("usage", "earnings", "episodes")
@@ -471,7 +455,7 @@ def exhibit_behaviour(behaviour: Behaviour) -> dict[str, Exhibit]:
     )
 
     panel = _PANEL_MARGIN + _ACCURACY_HEIGHT + LANE_HEIGHT * len(sites)
-    exhibits["episodes"] = Figure(
+    exhibits["episodes"] = Drawing(
         "episodes",
         "The policy's first held-out episode of each family: validation accuracy, and below it the stages of each slot "
         "by decision. Labels name germinated blueprints. Seeds not fossilized by the end are dropped.",
@@ -486,8 +470,6 @@ def exhibit_behaviour(behaviour: Behaviour) -> dict[str, Exhibit]:
 
 
 def _mean_column(title: str) -> Column:
-    """Means with their intervals, marked where the interval is on one side of zero."""
-
     def mark_side(row: Row) -> str:
         low, high = read_numbers([row], "value_low")[0], read_numbers([row], "value_high")[0]
         return "above" if low > 0 else "below" if high < 0 else ""
@@ -496,7 +478,6 @@ def _mean_column(title: str) -> Column:
 
 
 def _list_decisions(episode: EpisodeTimeline, sites: Sequence[str]) -> Iterator[Row]:
-    """A row per decision and slot."""
     new = ", new family" if episode.split == "transfer" else ""
     note = f"score {score(episode.score)}, parameters +{percent(episode.growth)}{new}"
     for slot, site in enumerate(sites):
@@ -525,7 +506,6 @@ def _draw_episodes(canvas: Canvas, rows: Sequence[Row]) -> None:
     lanes: list[Axes] = []
     for panel, episode in zip(panels, episodes, strict=False):
         slots, first = group_rows(episode, "slot_name"), episode[0]
-        # The accuracy above, the lanes below.
         above, below = panel.subplots(2, 1, sharex=True, height_ratios=[_ACCURACY_HEIGHT, LANE_HEIGHT * len(slots)])
         above.set_title(str(first["title"]), fontweight="bold")
         above.set_title(str(first["note"]), loc="right", color=SOFT, fontsize=LABEL_SIZE)

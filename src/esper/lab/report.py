@@ -1,4 +1,4 @@
-"""The report of a run or a comparison, as one self-contained HTML page with its figures and tables."""
+"""The report of a run or a comparison: one self-contained HTML page with its figures and tables."""
 
 import json
 import math
@@ -21,7 +21,7 @@ from esper.files import lock_folder, read_bounded, write_atomically
 from esper.lab.analysis import Comparison, compare_splits
 from esper.lab.drawing import draw_svg
 from esper.lab.evaluate import Behaviour, read_behaviour, read_over_seeds
-from esper.lab.exhibit import Exhibit, Figure, Row, Table, group_rows, read_numbers, run_queries
+from esper.lab.exhibit import Drawing, Exhibit, Row, Table, group_rows, read_numbers, run_queries
 from esper.lab.experiment import read_experiment
 from esper.lab.grown_figures import ADDED, compare_with_bare, grown_exhibits
 from esper.lab.policy_figures import (
@@ -53,7 +53,7 @@ from esper.train.settings import TrainSettings
 
 
 def list_platforms(reader: RunReader) -> str:
-    """The software and devices of a run; those of every process, if they changed when it was resumed."""
+    """The software and devices of a run; those of every process, if they changed."""
     events = [*reader.events(RunStarted), *reader.events(RunResumed)]
     described = dict.fromkeys(
         ", ".join(value if name in ("system", "devices") else f"{name} {value}" for name, value in one.platform.items())
@@ -64,39 +64,36 @@ def list_platforms(reader: RunReader) -> str:
 
 @dataclass(frozen=True)
 class Headline:
-    """The first thing on a page: an answer in a word or two, its sentences, and notes."""
+    """The first thing on a page: an answer in a word or two, and what explains it."""
 
     short: str
     sentences: Sequence[str] = ()
     command: str = ""
-    """A command that gives the answer, if there is one."""
     notes: Sequence[str] = ()
 
 
 _NARROW_COLUMNS = 7
-"""Columns of a table for which half of the page is enough."""
+"""Half of the page is enough for so many columns of a table."""
 
 
 def make_anchor(title: str) -> str:
-    """An identifier for a title, to which the table of contents links."""
     return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
 
 
 @dataclass(frozen=True)
 class Section:
-    """A titled part of the page."""
-
     title: str
     exhibits: Sequence[Exhibit] = ()
     note: str = ""
     terms: Sequence[tuple[str, str]] = ()
-    """Names, and what they are."""
+    commands: str = ""
+    settings: str = ""
 
     def place_exhibits(self) -> Iterator[tuple[Exhibit, bool]]:
-        """The exhibits in order, each with whether it takes the page's whole width; two narrow ones share it."""
+        """The exhibits, each with whether it takes the page's whole width; two narrow ones share it."""
 
         def is_narrow(exhibit: Exhibit) -> bool:
-            is_figure = isinstance(exhibit, Figure)
+            is_figure = isinstance(exhibit, Drawing)
             narrow = exhibit.columns == 1 if is_figure else len(exhibit.shown_columns) <= _NARROW_COLUMNS
             return bool(exhibit.rows) and narrow
 
@@ -104,18 +101,8 @@ class Section:
             exhibits = list(group)
             for place, exhibit in enumerate(exhibits):
                 is_wide = not narrow or (place == len(exhibits) - 1 and place % 2 == 0)
-                widened = replace(exhibit, columns=2) if is_wide and isinstance(exhibit, Figure) else exhibit
+                widened = replace(exhibit, columns=2) if is_wide and isinstance(exhibit, Drawing) else exhibit
                 yield widened, is_wide
-
-
-@dataclass(frozen=True)
-class Reproduction:
-    """The settings of a run, and the commands that make it again."""
-
-    title: str
-    settings: str
-    sentence: str = ""
-    commands: str = ""
 
 
 @dataclass(frozen=True)
@@ -128,13 +115,10 @@ class Report:
     headlines: Sequence[Headline]
     sections: Sequence[Section]
     exhibits: Sequence[Exhibit]
-    reproduction: Reproduction | None = None
     comparisons: Mapping[str, Comparison] = field(default_factory=dict[str, Comparison])
     verdicts: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """The comparisons as JSON values."""
 
     def render(self) -> str:
-        """The page as HTML."""
         return _ENVIRONMENT.get_template("page.html").render(page=self, svg=draw_svg, make_anchor=make_anchor)
 
     def write(self, folder: Path) -> Path:
@@ -197,9 +181,12 @@ def report_grown(run: RunDirectory, bare: RunDirectory | None = None) -> Report:
         facts=f"Run {run.path}: controller {metadata.get('controller', '?')}, seed {metadata.get('seed', '?')}{plan}; "
         f"{platforms}.",
         headlines=headlines,
-        sections=[*sections, *(Section(table.name.capitalize(), [table]) for table in tables)],
+        sections=[
+            *sections,
+            *(Section(table.name.capitalize(), [table]) for table in tables),
+            Section("Settings of the grower", settings=settings),
+        ],
         exhibits=exhibits,
-        reproduction=Reproduction("Settings of the grower", settings),
     )
 
 
@@ -289,7 +276,7 @@ _MADE_BY = f"{RUN_ADVICE}, or the folder of a comparison of `esper compare`"
 def report_on(paths: Sequence[Path], bare: Path | None = None) -> Report:
     """The report of a run or a comparison, also while it goes on, or of several runs that differ only in their seed.
 
-    ``bare`` is a run of the same training loop without growth, to compare a grown model with.
+    ``bare`` is a run of the same training loop without growth.
     """
     if bare is not None:
         runs = [RunDirectory(path) for path in (*paths, bare)]
@@ -315,7 +302,7 @@ def report_on(paths: Sequence[Path], bare: Path | None = None) -> Report:
 
 
 def write_report(run: RunDirectory) -> Path:
-    """Write the report of a training run, with its verdicts if it was evaluated; returns the report's path."""
+    """Write the report of a training run, with its verdicts if it was evaluated."""
     # No evaluation may end between reading results and writing verdicts.
     with lock_folder(run.path):
         return _report_training(run).write(run.path)
@@ -330,19 +317,16 @@ def _report_training(run: RunDirectory) -> Report:
         summary = summarise_run(reader)
         rollbacks = Counter(event.trouble for event in reader.events(RolledBack))
 
-    # How it learned.
     exhibits = run_queries(run.store, (LEARNING, BLUEPRINTS, PROBE_INTERACTIONS))
     has_learned = any(row["kind"] == "J" for row in exhibits[0].rows)
     note = "" if has_learned else "No iteration has finished yet."
     sections = [Section("How the policy learned", [*exhibits] if has_learned else [], note)]
 
-    # How it compares with the other controllers.
     for split, compared in exhibit_evaluation(comparisons).items():
         shown = ("scores", "costs", "standings", "families")
         sections.append(Section(_QUESTIONS[split], [compared[name] for name in shown]))
         exhibits += compared.values()
 
-    # What it does.
     if behaviour is not None:
         acted = exhibit_behaviour(behaviour)
         sections.append(Section("What the policy uses in each family", [acted["operations"], acted["blueprints"]]))
@@ -352,10 +336,18 @@ def _report_training(run: RunDirectory) -> Report:
         sections.append(Section("Episodes", [acted["episodes"]]))
         exhibits += acted.values()
 
-    # Whether training was healthy.
     health = exhibit_health(run.store, settings.ppo.target_kl, rollbacks)
     if health.rows:
         sections.append(Section("Was training healthy?", [health]))
+    sections.append(
+        Section(
+            "How to reproduce this",
+            note="The same version of Esper with the same settings reproduces the run on any number of cores.",
+            commands=f"esper train --config {shlex.quote(f'{run.path}/config.yaml')} --run-dir runs/again\n"
+            "esper evaluate runs/again",
+            settings=format_settings(settings),
+        )
+    )
     # The headline: the verdicts, or the command that gives them.
     heldout = comparisons.get("heldout")
     return Report(
@@ -371,14 +363,6 @@ def _report_training(run: RunDirectory) -> Report:
         ],
         sections=sections,
         exhibits=[*exhibits, health],
-        reproduction=Reproduction(
-            "How to reproduce this",
-            format_settings(settings),
-            "The same version of Esper with the same settings reproduces the run on any number of cores. All "
-            "randomness comes from the seed in the settings.",
-            f"esper train --config {shlex.quote(f'{run.path}/config.yaml')} --run-dir runs/again\n"
-            "esper evaluate runs/again",
-        ),
         comparisons={SPLIT_TITLES[split]: comparison for split, comparison in comparisons.items()},
         verdicts=record_evaluation(comparisons),
     )

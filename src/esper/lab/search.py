@@ -1,26 +1,24 @@
 """The value of a controller: how many trainings of fixed networks replace one training with the controller.
 
-Without a controller, one would search: draw networks with a blueprint or none in every slot, train them from scratch,
-and keep the best in validation. *Random search* (Bergstra and Bengio, 2012) trains each network to the end. *Successive
-halving* (Jamieson and Talwalkar, 2016, arXiv:1502.07943) drops the worse half of four networks after a quarter and
-after half of the training. Both may spend a multiple of the FLOPs that training with the controller took. B is the
-multiple at which they score as high; the controller has paid for its own training after cost / (B - 1) networks.
-
-FLOPs are those of training only: neither the controller's measurements nor a search's validation is counted.
+A search draws networks with a blueprint or none in every slot, trains them from scratch, and keeps the best in
+validation. *Random search* (Bergstra and Bengio, 2012) trains each to the end; *successive halving* (Jamieson and
+Talwalkar, 2016, arXiv:1502.07943) drops the worse half of four after a quarter and after half of the training. B is the
+multiple of the FLOPs of training with the controller at which a search scores as high; the controller has paid for its
+own training after cost / (B - 1) networks. FLOPs are those of training only, without measurements and validation.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from esper.engine.budget import TRAINING_PASSES, Budget
+from esper.engine.budget import Budget
 from esper.errors import ConfigError
 from esper.growth.blueprints.registry import get
 from esper.lab.analysis import mean_interval
 from esper.lab.evaluate import count_trainings, find_controller, sample_for_evaluation
-from esper.lab.static_networks import Prices, measure_arm
-from esper.lifecycle.actions import Blend, make_wait_actions
+from esper.lab.static_networks import Prices, StaticNetwork, measure_arm, train_static
+from esper.lifecycle.actions import Blend
 from esper.numerics.arrays import Bools, Floats, Ints
 from esper.numerics.random_streams import Stream, numpy_generator
 from esper.population.parameters import SeedKind
@@ -28,27 +26,23 @@ from esper.population.population import Fossils
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import Split, Suite
-from esper.train.evaluation import COHORT, EvaluationConfig, evaluate_controllers
-from esper.train.workers import DeviceTask, Workers
+from esper.train.evaluation import EvaluationConfig, evaluate_controllers
+from esper.train.workers import Workers
 
 BUDGETS = (1, 2, 4, 8, 16)
-"""Multiples of the FLOPs of one training with the controller."""
 POOL = 32
-"""Number of networks drawn for an instance; a search that has tried them all stops."""
+"""A search that has tried them all stops."""
 BRACKET = 4
-"""Number of networks in a bracket of successive halving."""
 
 
 @dataclass(frozen=True)
 class Pool:
-    """The networks drawn for N instances, K each, trained over T decisions."""
-
     validation: Floats
-    """J on validation data after each decision, ``[N, K, T]``."""
+    """J on validation data after each decision of N instances' K networks, ``[N, K, T]``."""
     test: Floats
     """Score on test data at the end, ``[N, K]``."""
     flops: Floats
-    """FLOPs of the training after each decision, which are the same for all decisions, ``[N, K]``."""
+    """FLOPs of the training after each decision, the same for all, ``[N, K]``."""
 
 
 @dataclass(frozen=True)
@@ -57,23 +51,19 @@ class SearchReport:
 
     controller: str
     score: float
-    """Mean test score with the controller."""
     scores: dict[str, dict[int, float]]
-    """Mean test scores of the searches, by multiple of the FLOPs."""
+    """By multiple of the FLOPs."""
     B: dict[str, float | None]
-    """The multiple at which each search reaches the controller's score; None: not even at the largest multiple."""
+    """The multiple at which each search scores as much; None: not even at the largest."""
     B_interval: dict[str, tuple[float | None, float | None]]
-    """Multiples at which a search does not differ significantly from the controller, by `esper.lab.analysis` at 95%;
-    None: beyond the largest multiple."""
+    """Where a search does not differ significantly, at 95%; None: beyond the largest multiple."""
     trainings: float
     """Cost of the controller, in complete trainings."""
     break_even: float | None
-    """Number of networks until the controller has paid for itself, at the smallest B or else the largest multiple;
-    None: never."""
+    """Networks until the controller has paid for itself; None: never."""
 
 
 def search_beside(name: str, suite: Suite, split: Split, count: int, seed: int, workers: Workers) -> SearchReport:
-    """Compare a controller with searches on ``count`` instances of the suite."""
     controller, config = find_controller(name, suite)
     trainings = count_trainings(name, suite)
     instances = sample_for_evaluation(suite, split, count, seed)
@@ -84,13 +74,13 @@ def search_beside(name: str, suite: Suite, split: Split, count: int, seed: int, 
     return compare_with_search(name, scores, np.array(played.flops, np.float64), pool, trainings, families)
 
 
-# The pool -------------------------------------------------------------------------------------------------------------
+# The pool
 
 
 def draw_fossils(suite: Suite, prices: Prices, budget: Budget, instance: Instance, rng: np.random.Generator) -> Fossils:
-    """Draw for every slot nothing or one of the blueprints that support it, equally likely.
+    """Draw for every slot, from the input on, nothing or one of the blueprints that support it, equally likely.
 
-    Slots are filled from the input on; a slot stays empty if its blueprint would exceed the caps.
+    A slot stays empty if its blueprint would exceed the caps.
     """
     left = np.array([np.inf if cap is None else cap for cap in (budget.parameters, budget.flops)])
     fossils: list[SeedKind] = []
@@ -107,62 +97,37 @@ def draw_fossils(suite: Suite, prices: Prices, budget: Budget, instance: Instanc
     return tuple(fossils)
 
 
-@dataclass(frozen=True)
-class _PoolTask(DeviceTask):
-    """Networks of the pool that are trained side by side; any process may compute it."""
-
-    config: EvaluationConfig
-    instances: Sequence[Instance]
-    fossils: Sequence[Fossils]
-
-    @property
-    def device(self) -> str:
-        return self.config.device
-
-
 def train_pool(config: EvaluationConfig, instances: Sequence[Instance], seed: int, workers: Workers) -> Pool:
     """Draw networks for every instance within the controller's caps, and train them all."""
     if config.growth.budget.memory is not None:
         raise ConfigError("a search does not support growth.budget.memory: use budget.parameters or budget.flops")
     suite, rng = get_suite(config.suite), numpy_generator(seed, Stream.STATIC_SEARCH)
-    prices = Prices(suite)
-    repeated = [instance for instance in instances for _ in range(POOL)]
-    budget = config.growth.budget.within(suite.parameter_cap)
-    fossils = [draw_fossils(suite, prices, budget, instance, rng) for instance in repeated]
-    # Cohorts of networks side by side, whatever their instances.
-    parts = [slice(start, start + COHORT) for start in range(0, len(repeated), COHORT)]
-    results = workers.map(_train_pool_part, [_PoolTask(config, repeated[part], fossils[part]) for part in parts])
-    validation, test = (np.concatenate(arrays) for arrays in zip(*results, strict=True))
-    each = TRAINING_PASSES * prices.examples
-    flops = [each * prices.network(*network) for network in zip(repeated, fossils, strict=True)]
+    prices, budget = Prices(suite), config.growth.budget.within(suite.parameter_cap)
+    networks = [
+        StaticNetwork(instance, draw_fossils(suite, prices, budget, instance, rng), suite.steps)
+        for instance in instances
+        for _ in range(POOL)
+    ]
+    trained = train_static(workers, config, "pool", networks)
     shape = len(instances), POOL
-    return Pool(validation.reshape(*shape, -1), test.reshape(shape), np.array(flops, np.float64).reshape(shape))
+    scores = np.array([result.score for result, _ in trained])
+    flops = np.array([result.flops for result, _ in trained], np.float64)
+    validation = np.stack([curve for _, curve in trained])
+    return Pool(validation.reshape(*shape, -1), scores.reshape(shape), flops.reshape(shape) / suite.steps)
 
 
-def _train_pool_part(task: _PoolTask) -> tuple[Floats, Floats]:
-    """J on validation data after each decision ``[E, T]``, and scores on test data ``[E]``."""
-    # Networks that never change need no promises, and are trained to the horizon.
-    growth = task.config.growth.model_copy(update={"promise": None, "plateau": None})
-    episodes = replace(task.config, growth=growth).create_episodes(task.instances, fossils=task.fossils)
-    waiting, curve = make_wait_actions(len(task.instances)), list[Floats]()
-    for _ in range(episodes.suite.steps):
-        episodes.step(waiting)
-        curve.append(episodes.potential)
-    return np.stack(curve, 1), episodes.final_score().score
-
-
-# The searches ---------------------------------------------------------------------------------------------------------
+# The searches
 
 
 def random_search(pool: Pool, flops: Floats) -> Floats:
-    """Random search: train one network after the other, as many as the FLOPs allow, but at least one."""
+    """Train one network after the other, as many as the FLOPs allow, but at least one."""
     spent = np.cumsum(pool.flops * pool.validation.shape[2], axis=1)
     tried = np.maximum((spent <= flops[:, None]).sum(1), 1)
     return _keep_best(pool, np.arange(POOL) < tried[:, None])
 
 
 def successive_halving(pool: Pool, flops: Floats) -> Floats:
-    """Successive halving: brackets of four networks, as many as the FLOPs allow, but at least one network."""
+    """Brackets of four networks, as many as the FLOPs allow, but at least one network."""
     decisions = pool.validation.shape[2]
     quarter, half = max(decisions // 4, 1), max(decisions // 2, 1)
     rows = np.arange(len(flops))[:, None]
@@ -203,7 +168,7 @@ SEARCHES: dict[str, Callable[[Pool, Floats], Floats]] = {
 """Each maps a pool and FLOPs ``[N]`` to the test scores ``[N]`` of the networks that are kept."""
 
 
-# The comparison -------------------------------------------------------------------------------------------------------
+# The comparison
 
 
 def compare_with_search(
@@ -236,7 +201,7 @@ def compare_with_search(
 
 
 def find_multiple(means: Floats, score: float) -> float | None:
-    """The multiple at which the mean scores first reach ``score``, interpolated in its logarithm; None if never."""
+    """Where the mean scores first reach ``score``, interpolated in the multiple's logarithm; None if never."""
     reached = means >= score
     if not reached.any():
         return None

@@ -1,4 +1,4 @@
-"""Results of comparisons: in words, as a table for terminal, reports and papers, and as JSON."""
+"""Results of comparisons: in words, as a table, and as JSON."""
 
 import textwrap
 from collections.abc import Callable, Mapping
@@ -18,12 +18,10 @@ from esper.tasks.suite import Split
 from esper.train.results import ArmRecord, Bounds, ComparisonRecord, EvaluationRecord
 
 SPLIT_NAMES: Mapping[Split, str] = {"heldout": "held-out", "transfer": "transfer"}
-"""Names of the instances of a split in sentences."""
 SPLIT_TITLES: Mapping[Split, str] = {
     "heldout": "held-out instances",
     "transfer": "instances of families never trained on",
 }
-"""Names of the instances of a split in titles."""
 
 ARM_MEANINGS = {
     "policy": "the learned controller",
@@ -46,32 +44,27 @@ RULE = (
 )
 
 _STYLES = {"policy": "bold", "above": "green", "below": "red"}
-"""Styles on the terminal, by the mark of a cell."""
 _NARROW = ("name", "score", "accuracy", "added", "flops", "difference", "probability_of_improvement", "p")
-"""Columns that fit into 80 characters."""
 NO_BREAK_SPACE = "\u00a0"
 HEADING_WIDTH = 13
-"""Characters of a heading on the terminal, as of an interval."""
 _FEW = 2
-"""Largest number of controllers that are mentioned with their figures, not only by name."""
+"""With more controllers, only their names are mentioned."""
 
 
 def format_interval(interval: Bounds, write: Callable[[float], str] = score) -> str:
-    """Both ends of an interval: ``0.642 to 0.668``."""
     low, high = interval
     return f"{write(low)} to {write(high)}"
 
 
 def name_instances(count: int, split: Split = "heldout") -> str:
-    """The number of instances of a split as a phrase."""
     return plural(count, SPLIT_TITLES[split].replace("instances", "instance"), SPLIT_TITLES[split])
 
 
-# In words -------------------------------------------------------------------------------------------------------------
+# In words
 
 
 def describe_basis(comparison: Comparison) -> str:
-    """What the verdicts apply to, what they do not cover, and the rule for verdicts."""
+    """What the verdicts apply to, what they do not cover, and their rule."""
     played, claim = plural(comparison.instances, "instance"), comparison.claim
     if claim is Claim.CONTROLLER:
         return f"On {played}: intervals and verdicts hold for {claim} on other instances. {RULE}"
@@ -93,7 +86,7 @@ def describe_basis(comparison: Comparison) -> str:
 
 
 def describe_arm(comparison: Comparison, arm: ArmRecord) -> str:
-    """The reference against this arm in a sentence, with figures and the cost of finding the arm."""
+    """The reference against this arm in a sentence, with the cost of finding the arm."""
     steps = arm.environment_steps
     cost = [] if steps is None else [f"found with {plural(steps, 'environment step')}"]
     first = comparison.reference.name
@@ -107,14 +100,14 @@ def describe_arm(comparison: Comparison, arm: ArmRecord) -> str:
 
 
 class Conclusion(NamedTuple):
-    """Whether learning helped: the answer in a word or two, and a sentence that supports it."""
+    """Whether learning helped, in a word or two, and a sentence that supports it."""
 
     short: str
     sentence: str
 
 
 def assess_learning(comparison: Comparison, split: Split = "heldout") -> Conclusion:
-    """Whether learning helped, by the policy compared with all others on the instances of a split."""
+    """Whether learning helped, by the policy compared with all others."""
 
     def quote(arm: ArmRecord) -> str:
         bounds = arm.difference_interval
@@ -152,11 +145,10 @@ def assess_learning(comparison: Comparison, split: Split = "heldout") -> Conclus
     return Conclusion(short, f"{start}: {'; '.join(parts)}.{idle}")
 
 
-# For machines ---------------------------------------------------------------------------------------------------------
+# For machines
 
 
 def record_evaluation(comparisons: Mapping[Split, Comparison]) -> dict[str, Any]:
-    """All figures and the answer for each split, for JSON."""
     return {
         split: asdict(
             EvaluationRecord(
@@ -170,7 +162,6 @@ def record_evaluation(comparisons: Mapping[Split, Comparison]) -> dict[str, Any]
 
 
 def record_comparison(comparison: Comparison) -> ComparisonRecord:
-    """All figures and verdicts."""
     return ComparisonRecord(
         claim=str(comparison.claim),
         basis=describe_basis(comparison),
@@ -181,7 +172,7 @@ def record_comparison(comparison: Comparison) -> ComparisonRecord:
     )
 
 
-# As a table -----------------------------------------------------------------------------------------------------------
+# As a table
 
 
 def standings_rows(comparison: Comparison) -> list[Row]:
@@ -203,7 +194,6 @@ def standings_rows(comparison: Comparison) -> list[Row]:
 
 
 def standings_columns(comparison: Comparison) -> tuple[Column, ...]:
-    """The columns of the standings: figures of the arm, then those of the reference against it."""
     arms, reference = comparison.standings, comparison.reference.name
     flops = Column("flops", mega, "MFLOP", bounded=True, missing="")
     steps = Column("environment_steps", count, missing="")
@@ -230,7 +220,6 @@ def standings_columns(comparison: Comparison) -> tuple[Column, ...]:
 
 
 def standings_table(comparison: Comparison, title: str | None = None) -> Table:
-    """A table for a terminal of 80 columns, with the 95% interval below a figure."""
     table = Table(
         title=title, title_justify="left", title_style="bold", box=None, padding=(0, 1, 0, 0), header_style="underline"
     )

@@ -1,6 +1,6 @@
-"""Networks of fixed shape: results of the same modules without control, and the cost of training.
+"""Networks of fixed shape: results of the same modules without control, and the cost of training in FLOPs.
 
-FLOPs are those of training only; measurements are never counted.
+Measurements are never counted.
 """
 
 import copy
@@ -16,7 +16,7 @@ from esper.growth.site import Site
 from esper.lifecycle.actions import Blend, Head, make_wait_actions
 from esper.lifecycle.table import BLENDED, NO_BLUEPRINT, OWNING, Stage, make_stage_lookup
 from esper.lifecycle.transitions import Cause
-from esper.numerics.arrays import Bools, Ints, merge_arrays
+from esper.numerics.arrays import Bools, Floats, Ints, merge_arrays
 from esper.population.execution import Execution
 from esper.population.parameters import SeedKind
 from esper.population.population import Fossils
@@ -34,25 +34,24 @@ _OWNING, _BLENDED = make_stage_lookup(OWNING), make_stage_lookup(BLENDED)
 _ROLLBACK = Cause.ROLLBACK.name.lower()
 
 
-# What training costs --------------------------------------------------------------------------------------------------
+# What training costs
 
 
 @dataclass(frozen=True)
 class SlotHistory:
-    """The slots of E networks over T decisions."""
+    """The slots of E networks over T decisions, ``[T, E, S]``."""
 
     stage: Ints
-    """``[T, E, S]``: the `Stage` during the training after each decision."""
+    """The `Stage` during the training after each decision."""
     blueprint: Ints
-    """``[T, E, S]``: index of the blueprint in the suite; -1 without a seed."""
+    """Index of the blueprint in the suite; -1 without a seed."""
     blend: Ints
-    """``[T, E, S]``: the seed's `Blend`."""
     fossils: list[Fossils]
-    """Committed seeds of each network at the end, ``[E]``."""
+    """Committed at the end, ``[E]``."""
 
 
 def track_slots(log: EpisodeLog, suite: Suite, fossils: Sequence[Fossils] = ()) -> SlotHistory:
-    """The contents of the slots in finished episodes, which started with these fossils or none."""
+    """The contents of the slots in finished episodes, which started with these fossils."""
 
     def first_step(change: LifecycleTransition) -> int:
         # A rollback happens after the training of its decision, so the next training is the first without the seed.
@@ -87,13 +86,13 @@ class Prices:
     def __init__(self, suite: Suite) -> None:
         self._suite = suite
         self.examples = suite.batches_per_step * suite.batch_size
-        """Number of training examples of a network after each decision."""
+        """Of a network after each decision."""
         self._sites = Execution(suite.template(), suite.sites, torch.zeros(2, *suite.input_shape)).sites
         self._counts: dict[tuple[int, ...], tuple[list[Site], int, Cost]] = {}
-        """Cache by widths: hosts of equal widths cost the same, and counting takes milliseconds."""
+        """By widths: hosts of equal widths cost the same, and counting takes milliseconds."""
 
     def count(self, instance: Instance) -> tuple[list[Site], int, Cost]:
-        """Sites of the seeds in the instance's host, the host's FLOPs, and those that seeds add there, with E = 1."""
+        """Sites of the seeds in the instance's host, its FLOPs, and those that seeds add there, with E = 1."""
         widths = instance.widths
         if widths not in self._counts:
             host, kinds = self._suite.host(instance), [get(name) for name in self._suite.blueprints]
@@ -103,7 +102,6 @@ class Prices:
         return self._counts[widths]
 
     def network(self, instance: Instance, fossils: Fossils) -> int:
-        """FLOPs of the host with fossils."""
         _, host, seeds = self.count(instance)
         return host + int(
             sum(
@@ -115,8 +113,7 @@ class Prices:
     def count_training(self, instances: Sequence[Instance], slots: SlotHistory, running: Bools) -> Ints:
         """FLOPs of each network's training after each decision, ``[T, E]``; 0 where it is not ``running [T, E]``.
 
-        The host and the seeds in the forward pass cost, and a second pass through the network with seeds that train in
-        isolation.
+        Seeds that train in isolation cost a second pass through the network.
         """
         counts = [self.count(instance) for instance in instances]
         host = np.array([flops for _, flops, _ in counts])
@@ -129,17 +126,15 @@ class Prices:
 
 @dataclass(frozen=True)
 class MeasuredArm:
-    """The results of a controller on its instances, with the final networks and their costs."""
+    """A controller's results, with the final fossils and the training FLOPs of each network."""
 
     outcomes: list[Result]
     fossils: list[Fossils]
-    """Final fossils of each network."""
     flops: list[int]
-    """FLOPs of each network's training."""
 
 
 def measure_arm(played: EvaluationResult, suite: Suite) -> MeasuredArm:
-    """FLOPs and final networks of a controller's episodes."""
+    """Add the costs of training and the final networks to a controller's episodes."""
     prices = Prices(suite)
     fossils, flops = list[Fossils](), list[int]()
     for log in played.logs:
@@ -150,24 +145,20 @@ def measure_arm(played: EvaluationResult, suite: Suite) -> MeasuredArm:
     return MeasuredArm(outcomes, fossils, flops)
 
 
-# Training networks of fixed shape -------------------------------------------------------------------------------------
+# Training networks of fixed shape
 
 
 @dataclass(frozen=True)
 class StaticNetwork:
-    """A network to train from scratch."""
+    """A network to train from scratch, with new fossils, for the minibatches of so many decisions."""
 
     instance: Instance
     fossils: Fossils
-    """Newly initialised modules at alpha 1."""
     decisions: int
-    """Length of the training, in units of the minibatches between two decisions."""
 
 
 @dataclass(frozen=True)
 class StaticTask(DeviceTask):
-    """Networks that are trained side by side; any process may compute the task."""
-
     config: EvaluationConfig
     arm: str
     networks: Sequence[StaticNetwork]
@@ -179,39 +170,45 @@ class StaticTask(DeviceTask):
 
 def train_static(
     workers: Workers, config: EvaluationConfig, arm: str, networks: Sequence[StaticNetwork]
-) -> list[Result]:
-    """Train networks, each for its own number of decisions, and score them on test data, in their order."""
+) -> list[tuple[Result, Floats]]:
+    """Train networks, each for its own number of decisions, in their order.
+
+    Returns the result on test data, and J on validation data after each decision ``[T]``.
+    """
     # Trainings of similar length run side by side.
     order = sorted(range(len(networks)), key=lambda index: networks[index].decisions)
     parts = [order[start : start + COHORT] for start in range(0, len(order), COHORT)]
     tasks = [StaticTask(config, arm, [networks[index] for index in part]) for part in parts]
-    outcomes: dict[int, Result] = {}
+    outcomes: dict[int, tuple[Result, Floats]] = {}
     for part, results in zip(parts, workers.map(train_cohort, tasks), strict=True):
         outcomes |= dict(zip(part, results, strict=True))
     return [outcomes[index] for index in range(len(networks))]
 
 
-def train_cohort(task: StaticTask) -> list[Result]:
-    """Train a cohort to the end of its longest training, also beyond the suite's horizon; score each at its own end."""
+def train_cohort(task: StaticTask) -> list[tuple[Result, Floats]]:
+    """Train a cohort to the end of its longest training, also beyond the horizon; score each at its own end."""
     ends = np.array([network.decisions for network in task.networks])
     suite = copy.copy(get_suite(task.config.suite))
     suite.steps = int(ends.max())  # the order of data starts in the same way, whatever the length
     instances = [network.instance for network in task.networks]
     fossils = [network.fossils for network in task.networks]
-    # No plateau: every network is trained to its own end.
-    config = replace(task.config, growth=task.config.growth.model_copy(update={"plateau": None}))
-    episodes = config.create_episodes(instances, suite=suite, fossils=fossils)
+    # Networks that never change need no promises, and are trained to their own end.
+    growth = task.config.growth.model_copy(update={"promise": None, "plateau": None})
+    episodes = replace(task.config, growth=growth).create_episodes(instances, suite=suite, fossils=fossils)
     recorder, waiting = EpisodeRecorder(episodes), make_wait_actions(len(instances))
+    curve: list[Floats] = []
     finals: dict[int, FinalScore] = {}
     for decision in range(1, suite.steps + 1):
         recorder.record_step(waiting, episodes.step(waiting))
+        curve.append(episodes.potential)
         if decision in ends:
             finals[decision] = episodes.final_score()
     log = recorder.log
     slots = track_slots(log, suite, fossils)
     flops = Prices(suite).count_training(instances, slots, np.stack(log.running)).cumsum(0)
-    hosts = episodes.population.host_parameters
-    return [
+    hosts, validation = episodes.population.host_parameters, np.stack(curve, 1)
+    results = [
         make_result(task.arm, instance, finals[end], row, int(hosts[row]), int(flops[end - 1, row]))
         for row, (instance, end) in enumerate(zip(instances, ends.tolist(), strict=True))
     ]
+    return [(result, validation[row, :end]) for row, (result, end) in enumerate(zip(results, ends, strict=True))]

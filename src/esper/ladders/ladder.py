@@ -36,12 +36,10 @@ TrainStep = Callable[..., Any]
 """``train_step(model, optimizer, batch)`` makes one optimizer step."""
 LEARNING_RATE = 1e-3
 CHECKPOINTS = "checkpoints"
-"""Subfolder with the newest checkpoints."""
 CHECKPOINT_SECONDS = 60.0
 WRITING_SHARE = 0.05
-"""Largest fraction of the time that writing checkpoints may take; if need be, they are less frequent."""
+"""Of the time, for writing checkpoints; if need be, they are less frequent."""
 SECONDS_BETWEEN_LINES = 15.0
-"""Least time between two lines that say how much is done."""
 _RANDOM, _EPOCH = "random.", "epoch."
 
 ADVICE = {
@@ -87,14 +85,12 @@ def ladder(
     AutoModelForCausalLM.from_pretrained(made.rungs[2].path)  # four blocks
     ```
 
-    The model first trains at the first size. A branch of it is then trained with decaying learning rates, which gives
-    the first rung. The model itself continues from the branch point: each block is copied, with its values and its
-    optimizer state; the model trains for a share of the steps; the next branch decays; and so on. The given model grows
-    in place and ends as the largest rung.
+    The model first trains at the first size. A branch of it, trained with decaying learning rates, is the first rung.
+    The model itself continues from the branch point: each block is copied, with its values and its optimizer state; the
+    model trains for a share of the steps; the next branch decays; and so on. The given model ends as the largest rung.
 
-    The plan is printed before training (`esper.ladders.ladder.plan_ladder` only makes the plan). If the process is
-    killed, run the same script again: it continues from the folder's checkpoint, usually at most a minute old, and
-    keeps finished rungs.
+    The plan is printed before training (`esper.ladders.ladder.plan_ladder` only makes the plan). A script that was
+    killed continues from the folder's checkpoint, usually at most a minute old, when it is run again.
 
     Args:
         model: The first size: any module with an `nn.ModuleList` or `nn.Sequential` of blocks that run in turn, such as
@@ -108,8 +104,7 @@ def ladder(
         parameters: Sizes as numbers of parameters; the nearest possible sizes are used.
         flops: Sizes as FLOPs of a forward pass of one example; the nearest possible sizes are used.
         data: Batches for ``train_step``, repeated when they end.
-        optimizer: Optimizer of the model, with the maximum learning rates. Copies join the parameter groups of their
-            originals. None: AdamW with learning rate 0.001.
+        optimizer: Has the maximum learning rates; copies join the groups of their originals. None: AdamW at 0.001.
         evaluate: ``evaluate(model)`` returns the loss of a finished rung; called in evaluation mode without gradients.
         example_input: Arguments of the model, of the size of a step's batch. None: found by a step on a copy.
         blocks: Names of the lists of blocks to copy; None: those that run in turn.
@@ -118,12 +113,9 @@ def ladder(
         rates: Factors of the learning rates, by size; None: 1 for all.
 
     Raises:
-        ConfigError: sizes are given in no or several ways, do not increase, or cannot be reached with this model's
-            blocks; the blocks are ambiguous, or copies of them would not run; ``train_step`` does not call the model,
-            takes other arguments, or changes learning rates; or several processes train it.
+        ConfigError: the sizes, the blocks or ``train_step`` do not fit the model, or several processes train it.
         SlotError: a block cannot be copied, or the model's configuration cannot count it.
-        DivergedError: parameters are not finite when a rung branches or ends, or at a checkpoint, which is then not
-            written.
+        DivergedError: parameters are not finite when a rung branches or ends, or at a checkpoint.
         CheckpointError: the folder contains another ladder or one trained with another optimizer, or it is damaged.
         RunError: the folder cannot be written.
     """
@@ -161,7 +153,6 @@ def ladder(
         batches.restore_state(newest)
         print_line(f"resuming after step {training.step:,} of {plan.total_steps:,}, from {newest.path}")
     else:
-        # Branching points whose checkpoints are gone.
         shutil.rmtree(Path(folder) / BRANCHES, ignore_errors=True)
 
     # Train; checkpoints are written at every change of size, and about once a minute.
@@ -198,20 +189,13 @@ def plan_ladder(
     model: PlainModule,
     train_step: TrainStep | None = None,
     *,
-    steps: PositiveInt,
     folder: FilePath | None = None,
-    depths: Sizes | None = None,
-    parameters: Sizes | None = None,
-    flops: Sequence[Flops] | None = None,
     data: Batches | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     example_input: Arguments | None = None,
-    blocks: Sequence[str] | None = None,
-    share: NonNegativeFloat = SHARE,
-    decay: NonNegativeFloat = DECAY,
-    rates: Sequence[NonNegativeFloat] | None = None,
+    **sizes: Any,
 ) -> LadderPlan:
-    """The plan of `esper.ladder` for these arguments, without training. It prints as a report.
+    """The plan of `esper.ladder` for the same arguments, without training. It prints as a report.
 
     A copy of the model grows to every size, so errors already appear here, as `esper.ladder` raises them.
 
@@ -223,30 +207,18 @@ def plan_ladder(
         model: As in `esper.ladder`, like all arguments that are not named here.
         train_step: Not needed with ``example_input``, which then has the size of a step's batch.
         folder: Folder of a ladder to continue, which must have the same plan.
+        sizes: ``steps``, ``depths``, ``parameters``, ``flops``, ``blocks``, ``share``, ``decay`` and ``rates``.
     """
     if optimizer is None:
         optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
-    example, passes = _find_example(model, train_step, data, optimizer, example_input)
-    plan = make_plan(
-        model,
-        example,
-        passes,
-        steps=steps,
-        depths=depths,
-        parameters=parameters,
-        flops=flops,
-        blocks=blocks,
-        share=share,
-        decay=decay,
-        rates=rates,
-    )
+    plan = make_plan(model, *_find_example(model, train_step, data, optimizer, example_input), **sizes)
     if folder is not None:
         RungFolder(Path(folder), plan)
     return plan
 
 
 def _count_arguments(train_step: TrainStep, data: Any) -> int:
-    """Number of arguments of the user's function: model, optimizer, and batch or the number of the step."""
+    """Arguments of the user's function: model, optimizer, and batch or the number of the step."""
     try:
         signature = inspect.signature(train_step)
     except (TypeError, ValueError):
@@ -264,7 +236,6 @@ def _count_arguments(train_step: TrainStep, data: Any) -> int:
 def _find_example(
     model: nn.Module, train_step: TrainStep | None, data: Any, optimizer: torch.optim.Optimizer, given: Arguments | None
 ) -> tuple[Arguments, float]:
-    """Example arguments of the model, and the number of passes of that size in a step."""
     require_plain(model)
     if isinstance(data, Iterator):
         raise ConfigError(
@@ -321,7 +292,6 @@ def _bind(model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]
 
 
 def _list_generators(data: Any) -> list[torch.Generator]:
-    """Random generators of a loader and its samplers."""
     if not isinstance(data, DataLoader):
         return []
     holders: list[Any] = [data, data.sampler]
@@ -338,7 +308,7 @@ def _list_generators(data: Any) -> list[torch.Generator]:
 class _Batches:
     """Batches of data, epoch after epoch.
 
-    To resume in the middle of an epoch, it is repeated with the former state of all random generators.
+    To resume within an epoch, it is repeated with the former state of all random generators.
     """
 
     def __init__(self, model: nn.Module, data: Any) -> None:
@@ -348,7 +318,6 @@ class _Batches:
         self._taken = 0
 
     def take(self) -> Any:
-        """The next batch."""
         nothing = object()
         for _ in range(2):
             if self._batches is None:
@@ -362,7 +331,6 @@ class _Batches:
         raise ConfigError("data has no batch: give a DataLoader or a list with at least one")
 
     def take_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """The state as tensors and JSON values."""
         states = {f"{_RANDOM}{index}": generator.get_state() for index, generator in enumerate(self._generators)}
         states |= {f"{_EPOCH}{index}": state for index, state in enumerate(self._beginning)}
         return states, {"taken": self._taken if self._batches is not None else 0}

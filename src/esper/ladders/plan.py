@@ -1,4 +1,4 @@
-"""The plan of a ladder: when blocks are copied, how long each rung trains and decays, and what it costs."""
+"""The plan of a ladder: when blocks are copied, how long each rung trains and decays, and the cost."""
 
 import copy
 import json
@@ -24,11 +24,10 @@ from esper.numerics.flops import count_flops
 from esper.numerics.modules import copy_with
 
 SHARE, DECAY = 0.2, 0.2
-"""Default fractions of ``steps``: for training at each depth after the first, and for each decay."""
+"""Fractions of ``steps``: for training at each depth after the first, and for each decay."""
 DEEPEST = 10_000
-"""Largest number of blocks for targets in parameters or FLOPs."""
+"""Most blocks for targets in parameters or FLOPs."""
 COMPILED = "_orig_mod"
-"""Name of the original model inside a model compiled by `torch.compile`."""
 Measure = Literal["depths", "parameters", "flops"]
 Sizes = Annotated[Sequence[PositiveInt], Field(min_length=1)]
 ADVICE = {
@@ -45,36 +44,31 @@ class PlannedRung:
     """One size of a ladder, before it is trained."""
 
     depth: int
-    """Number of blocks."""
     copies: Mapping[str, tuple[int, ...]]
-    """Number of copies after each block of the previous rung, by list of blocks; none for the first rung."""
+    """Copies after each block of the previous rung, by list of blocks; none for the first rung."""
     parameters: int
-    """Number of parameters."""
     forward_flops: float
-    """FLOPs of a forward pass, per example."""
     steps: int
-    """Number of steps at this depth before the rung branches off."""
+    """At this depth before the rung branches off."""
     decay_steps: int
-    """Number of steps of the branch, with learning rates that fall to zero."""
+    """Of the branch, with learning rates that fall to zero."""
     rate: float
     """Factor of the learning rates."""
     flops: float
-    """FLOPs of all training up to the end of this rung."""
+    """Of all training up to the end of this rung."""
     flops_alone: float
-    """FLOPs of a separate training of this size alone."""
+    """Of a separate training of this size alone."""
 
 
 class LadderPhase(NamedTuple):
     """The phase of a ladder to which a step belongs."""
 
     rung: int
-    """Index of the rung."""
     decays: bool
     """Whether it is the rung's branch, in which learning rates decay."""
     step: int
     """Index of the step in the phase."""
     steps: int
-    """Number of steps in the phase."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -82,19 +76,19 @@ class LadderPlan:
     """What `esper.ladder` will do. Prints as a report."""
 
     towers: Towers
-    """The lists of blocks that grow, in the given model."""
+    """Of the given model."""
     rungs: tuple[PlannedRung, ...]
-    """The sizes, smallest first."""
+    """Smallest first."""
     steps: int
-    """Number of steps for training one size alone, as for the first rung."""
+    """For training one size alone, as for the first rung."""
     uncounted: str
-    """Operations whose FLOPs torch cannot count; empty if all are counted."""
+    """Operations whose FLOPs torch cannot count."""
     pretrained: bool
     """Whether rungs are saved by ``save_pretrained``."""
 
     @property
     def total_steps(self) -> int:
-        """Number of steps of the whole ladder."""
+        """Steps of the whole ladder."""
         return sum(rung.steps + rung.decay_steps for rung in self.rungs)
 
     @property
@@ -108,7 +102,7 @@ class LadderPlan:
         return sum(rung.flops_alone for rung in self.rungs)
 
     def find_phase(self, step: int) -> LadderPhase:
-        """The phase of a step, counted from 0; beyond the end, the phase of the last step."""
+        """The phase of a step, counted from 0; beyond the end, that of the last step."""
         begin = 0
         for index, rung in enumerate(self.rungs):
             for decays, steps in ((False, rung.steps), (True, rung.decay_steps)):
@@ -119,11 +113,11 @@ class LadderPlan:
         return LadderPhase(len(self.rungs) - 1, True, last, last)
 
     def find_branch_step(self, rung: int) -> int:
-        """Index of the first step of a rung's branch."""
+        """The first step of a rung's branch."""
         return sum(each.steps + each.decay_steps for each in self.rungs[:rung]) + self.rungs[rung].steps
 
     def compute_rate(self, step: int) -> float:
-        """The factor of the learning rates: it rises once, is constant, and falls to zero on each rung's branch."""
+        """The factor of the learning rates, which rises once, is constant, and falls to zero on each rung's branch."""
         phase = self.find_phase(step)
         if phase.decays:
             factor = warmup_stable_decay(phase.step / max(phase.steps, 1), warmup=0, decay=1)
@@ -176,7 +170,6 @@ class LadderPlan:
 
 
 def _describe_copies(copies: Mapping[str, Sequence[int]]) -> str:
-    """The copies as a phrase, such as ``each once``."""
     counts = [count for by_block in copies.values() for count in by_block]
     if not counts:
         return "none"
@@ -203,7 +196,7 @@ def make_plan(
     decay: NonNegativeFloat = DECAY,
     rates: Sequence[NonNegativeFloat] | None = None,
 ) -> LadderPlan:
-    """The plan for these sizes, given as in `ladder`; a step makes ``passes`` forward passes of the example input."""
+    """The plan for these sizes, given as in `ladder`; a step makes ``passes`` passes of the example input."""
     require_plain(model)
     targets = read_targets(depths, parameters, flops)
     if share <= 0 or not 0 < decay < 1:
@@ -236,7 +229,6 @@ def make_plan(
         by_rung.append((copies, _count_parameters(probe), forward))
     pretrained = any(callable(getattr(type(model), method, None)) for method in SAVING_METHODS)
 
-    # The cost, step by step.
     trunks = [trunk, *[later] * (len(sizes) - 1)]
     costs = [TRAINING_PASSES * passes * forward for _, _, forward in by_rung]
     spent = accumulate(cost * (long + branch) for cost, long in zip(costs, trunks, strict=True))
@@ -281,7 +273,6 @@ def require_plain(model: nn.Module) -> None:
 
 
 def count_forward(model: nn.Module, example: Arguments) -> tuple[float, str]:
-    """FLOPs of a forward pass of the example input, and the operations that torch cannot count, or ""."""
     like = next(model.parameters())
     counted = count_flops(model, lambda: call_host(model, fit_example(model, example, like)))
     return float(counted.total), counted.uncounted
@@ -290,7 +281,6 @@ def count_forward(model: nn.Module, example: Arguments) -> tuple[float, str]:
 def read_targets(
     depths: Sequence[int] | None, parameters: Sequence[int] | None, flops: Sequence[float] | None
 ) -> tuple[Measure, Sequence[int | float]]:
-    """The measure in which the sizes of a ladder are given, and the sizes."""
     given: dict[Measure, Sequence[int | float] | None] = {"depths": depths, "parameters": parameters, "flops": flops}
     chosen: list[tuple[Measure, Sequence[int | float]]] = [
         (name, sizes) for name, sizes in given.items() if sizes is not None
@@ -314,7 +304,7 @@ def _find_depths(
     flops: float,
     uncounted: str,
 ) -> list[int]:
-    """The depths of a ladder; for targets in parameters or FLOPs, the nearest possible depths."""
+    """For targets in parameters or FLOPs, the nearest possible depths."""
     measure, sizes = targets
     first = count_blocks(towers)
     if measure == "depths":
@@ -350,7 +340,6 @@ def _find_depths(
 
 
 def _require_own_parameters(model: nn.Module, towers: Towers) -> None:
-    """Refuse blocks that share a parameter with another part of the model."""
     blocks = {f"{tower.name}.{index}." for tower in towers for index in range(len(tower))}
     owners: dict[nn.Parameter, tuple[str, str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -364,7 +353,6 @@ def _require_own_parameters(model: nn.Module, towers: Towers) -> None:
 
 
 def _require_that_copies_run(towers: Towers, before: float, after: float) -> None:
-    """Refuse copies that do not raise the cost of the model."""
     if not after > before:
         names = ", ".join(repr(tower.name) for tower in towers)
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""The rungs of a ladder: a folder with a plain model for each, and a JSON file with a table of all."""
+"""The rungs of a ladder: a folder with a plain model for each, and a JSON table of all."""
 
 import json
 import os
@@ -26,34 +26,31 @@ from esper.numerics.modules import keep_buffers, keep_generators, keep_modes
 from esper.serialization import MOST_MANIFEST_BYTES, copy_to_cpu
 
 TABLE = "ladder.json"
-"""Name of the file with the table, in the folder of a ladder."""
+"""The table, in the folder of a ladder."""
 RUNG = "rung.json"
-"""Name of the file with a rung's record, in the rung's folder."""
+"""A rung's record, in the rung's folder."""
 TENSORS = "model.safetensors"
-"""Name of the file with a rung's state dict, in the rung's folder."""
+"""A rung's state dict, in the rung's folder."""
 LATENCY_SECONDS, LATENCY_PASSES = 0.5, 30
-"""Limits of a latency measurement, whichever is reached first."""
+"""Of a latency measurement, whichever is reached first."""
 
 
 class Rung(Settings):
     """A finished model of one size."""
 
     depth: Annotated[int, Field(ge=1)]
-    """Number of blocks."""
     parameters: Annotated[int, Field(ge=0)]
-    """Number of parameters of the model."""
     forward_flops: float
-    """FLOPs of a forward pass, per example."""
     flops: float
-    """FLOPs of all training up to the end of this rung, without evaluation."""
+    """Of all training up to the end of this rung, without evaluation."""
     flops_alone: float
-    """Planned FLOPs of training this size separately."""
+    """Planned, of training this size separately."""
     loss: float | None
     """Result of ``evaluate``; None without it."""
     latency: float
-    """Median seconds of a forward pass of the example input on the machine that trained the rung."""
+    """Median seconds of a forward pass on the machine that trained the rung."""
     path: Annotated[Path, Field(exclude=True)]
-    """Folder with the model, as written by ``save_pretrained`` or as a state dict in `TENSORS`."""
+    """The model, as written by ``save_pretrained`` or as a state dict in `TENSORS`."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -62,9 +59,8 @@ class Ladder:
 
     plan: LadderPlan
     rungs: tuple[Rung, ...]
-    """The finished sizes, smallest first."""
     folder: Path
-    """Folder with `TABLE` and one folder per rung."""
+    """Has `TABLE` and a folder per rung."""
 
     def __repr__(self) -> str:
         titles = ("blocks", "loss", "parameters", "FLOPs forward", "FLOPs so far", "FLOPs alone", "latency")
@@ -91,7 +87,6 @@ class _Table(Settings):
     plan: dict[str, Any]
     rungs: tuple[dict[str, Any], ...] = ()
     spent: dict[str, float] = {}
-    """FLOPs spent before some steps."""
 
 
 class RungFolder:
@@ -115,7 +110,6 @@ class RungFolder:
                 )
 
     def create(self) -> None:
-        """Create the folder with a table."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -123,16 +117,14 @@ class RungFolder:
         self._write(self._table)
 
     def list_rungs(self) -> tuple[Rung, ...]:
-        """The finished rungs, smallest first."""
         rungs = sorted(self._table.rungs, key=lambda rung: rung["depth"])
         return tuple(Rung.model_validate({**rung, "path": self.find_path(rung["depth"])}) for rung in rungs)
 
     def find_path(self, depth: int) -> Path:
-        """The folder of the rung with this number of blocks."""
         return self.path / f"depth-{depth}"
 
     def add_rung(self, model: nn.Module, rung: Rung) -> None:
-        """Write a rung's model and add the rung to the table; a rung of the same depth is replaced."""
+        """Write a rung's model and add it to the table; a rung of the same depth is replaced."""
         # A folder appears complete or not at all.
         path = rung.path
         temporary = path.with_name(f".{path.name}{TEMPORARY_SUFFIX}")
@@ -158,11 +150,9 @@ class RungFolder:
         self._write(self._table.model_copy(update={"rungs": (*others, rung.model_dump())}))
 
     def record_spent(self, step: int, flops: float) -> None:
-        """Record the FLOPs that were spent before a step."""
         self._write(self._table.model_copy(update={"spent": {**self._table.spent, str(step): flops}}))
 
     def find_spent(self, step: int) -> float | None:
-        """The FLOPs that `record_spent` recorded for a step; None if there are none."""
         return self._table.spent.get(str(step))
 
     def _write(self, table: _Table) -> None:

@@ -1,7 +1,7 @@
 """The blocks of a model that can be copied: finding them, and making the model deeper in place.
 
-A tower is an `nn.ModuleList` or `nn.Sequential` whose blocks run one after the other. A copy of a block becomes the
-next module of the tower, with the values, the parameter group and the optimizer state of the original.
+A tower is an `nn.ModuleList` or `nn.Sequential` whose blocks run in turn. A copy of a block becomes the next module,
+with the values, the parameter group and the optimizer state of the original.
 """
 
 from __future__ import annotations
@@ -29,15 +29,14 @@ class Tower:
     """A list of blocks that run one after the other."""
 
     name: str
-    """Name of the list in the model."""
     copyable: tuple[bool, ...]
-    """For each block, whether it can take its own output as input; blocks that change width or resolution cannot."""
+    """Which blocks can take their own output as input; those that change width or resolution cannot."""
 
     def __len__(self) -> int:
         return len(self.copyable)
 
     def count_copies(self, depth: int) -> tuple[int, ...]:
-        """The number of copies of each block that makes the tower ``depth`` blocks deep, as evenly as possible."""
+        """The copies of each block that make the tower ``depth`` blocks deep, as evenly as possible."""
         sources, extra = sum(self.copyable), depth - len(self)
         # The k-th source gets the copies between the fractions k / sources and (k + 1) / sources.
         ends = iter([extra * (rank + 1) // sources for rank in range(sources)])
@@ -49,7 +48,6 @@ class Tower:
         return tuple(copies)
 
     def grow(self, copies: Sequence[int]) -> Tower:
-        """The tower with these numbers of copies after each block."""
         grown = [
             source for source, count in zip(self.copyable, copies, strict=True) for source in [source] * (count + 1)
         ]
@@ -60,12 +58,11 @@ Towers = tuple[Tower, ...]
 
 
 def count_blocks(towers: Towers) -> int:
-    """The depth of a model: the total number of blocks in its towers."""
     return sum(map(len, towers))
 
 
 def plan_copies(towers: Towers, depth: int) -> dict[str, tuple[int, ...]]:
-    """The number of copies of each block, by tower, for ``depth`` blocks; all towers grow by the same factor."""
+    """The copies of each block, by tower, for ``depth`` blocks; all towers grow by the same factor."""
     before = count_blocks(towers)
     copies: dict[str, tuple[int, ...]] = {}
     for tower in towers:
@@ -80,7 +77,6 @@ def plan_copies(towers: Towers, depth: int) -> dict[str, tuple[int, ...]]:
 
 
 def grow_towers(towers: Towers, copies: Mapping[str, Sequence[int]]) -> Towers:
-    """The towers with these numbers of copies after each block."""
     return tuple(tower.grow(copies[tower.name]) for tower in towers)
 
 
@@ -130,14 +126,14 @@ def _join(container: str, index: int) -> str:
     return f"{container}.{index}" if container else str(index)
 
 
-# Finding them ---------------------------------------------------------------------------------------------------------
+# Finding them
 
 
 def find_towers(model: nn.Module, example: Arguments, names: Iterable[str] | None) -> Towers:
     """Find the towers of a model with a forward pass.
 
     Without ``names``, they are the lists of blocks of one class in which each block is called once, with the output of
-    the previous one; in a model whose configuration has a number of blocks, those that it counts.
+    the previous one; if the model's configuration counts blocks, those that it counts.
     """
     modules = dict(list_named_modules(model))
     lists = {name: module for name, module in modules.items() if isinstance(module, nn.Sequential | nn.ModuleList)}
@@ -191,8 +187,6 @@ def find_towers(model: nn.Module, example: Arguments, names: Iterable[str] | Non
 
 
 class _Call(NamedTuple):
-    """One call of a block."""
-
     order: int
     first: Tensor | None
     features: Any
@@ -200,7 +194,6 @@ class _Call(NamedTuple):
 
 
 def _record_calls(model: nn.Module, example: Arguments, blocks: Iterable[nn.Module]) -> dict[nn.Module, list[_Call]]:
-    """The calls of blocks in a forward pass in evaluation mode."""
     calls: dict[nn.Module, list[_Call]] = {}
     count = 0
 
@@ -228,7 +221,7 @@ def _record_calls(model: nn.Module, example: Arguments, blocks: Iterable[nn.Modu
 
 
 def read_depths(towers: Towers, prefix: str, keys: Iterable[str]) -> dict[str, int]:
-    """The number of blocks of each tower in a state dict in which this model's names start with ``prefix``."""
+    """The blocks of each tower in a state dict in which this model's names start with ``prefix``."""
     names = list(keys)
     depths: dict[str, int] = {}
     for tower in towers:

@@ -1,8 +1,8 @@
 """The engine of a ladder: the state of its training, and what happens between two steps.
 
-The training loop, that of `esper.ladder` or of another library's trainer, calls `LadderTraining.begin_step` before each
-optimizer step and `end_step` after it. A branch is the model itself, which returns to the state at the branching point
-once the rung is saved. What happens at a step depends only on the number of steps done so far.
+The training loop calls `LadderTraining.begin_step` before each optimizer step and `end_step` after it. A branch is the
+model itself, which returns to the branching point once the rung is saved. What happens at a step depends only on the
+number of steps done so far.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from esper.numerics.modules import keep_generators, keep_modes
 from esper.serialization import Checkpoint, Checkpoints
 
 BRANCHES = "branches"
-"""Subfolder with the state of the model at the branching points."""
+"""With the model's state at the branching points."""
 INITIAL_RATE = "initial_lr"
-"""Key of a parameter group's learning rate before any schedule, as in torch's schedulers."""
+"""A group's learning rate before any schedule, as in torch's schedulers."""
 _MODEL, _OPTIMIZER = "model.", "optimizer."
 
 Evaluate = Callable[[nn.Module], Any]
@@ -42,22 +42,20 @@ Evaluate = Callable[[nn.Module], Any]
 class TrainingFlops:
     """Counts the FLOPs of a model's training passes as a `Grower`'s spending does.
 
-    A forward pass costs that of the example input, scaled by the size of the input, a backward pass twice as much.
-    Passes under `torch.no_grad` are not counted.
+    A forward pass costs that of the example input, scaled by the input's size, a backward pass twice as much. Passes
+    under `torch.no_grad` are not counted.
     """
 
     def __init__(self, model: nn.Module, example: Arguments) -> None:
         self.flops = 0.0
-        """FLOPs spent so far."""
         self.forward = 0.0
-        """FLOPs of a forward pass of the model for the example input."""
+        """Of a forward pass of the model for the example input."""
         self._model, self._place = model, find_input_place(example)
         self._size = first_tensor(example).numel()
         self._pass = 0.0
 
     @contextmanager
     def counting(self) -> Generator[None]:
-        """Count all passes through the whole model."""
         hooks = [
             self._model.register_forward_pre_hook(self._begin, with_kwargs=True),
             self._model.register_forward_hook(self._end),
@@ -93,7 +91,7 @@ class TrainingFlops:
 
 
 class LadderTraining:
-    """The training of a model that grows through the sizes of a ladder in place; ``keep`` branching points are kept."""
+    """A model that grows through the sizes of a ladder in place; ``keep`` branching points are kept."""
 
     def __init__(
         self,
@@ -111,28 +109,24 @@ class LadderTraining:
         self._rung, self._towers = 0, plan.towers
         self._optimizer: torch.optim.Optimizer | None = None
         self.spent = TrainingFlops(model, example)
-        """FLOPs of training so far."""
         self.spent.forward = count_forward(model, example)[0]
         self._branches = Checkpoints(folder / BRANCHES, keep)
 
     @property
     def finished(self) -> bool:
-        """Whether all rungs are trained."""
         return self.step >= self.plan.total_steps
 
     @property
     def result(self) -> Ladder:
-        """The rungs so far."""
         return Ladder(self.plan, self.folder.list_rungs(), self.folder.path)
 
     def describe_phase(self) -> str:
-        """The current phase as a phrase."""
         phase = self.plan.find_phase(self.step)
         size = plural(self.plan.rungs[phase.rung].depth, "block")
         return f"ladder, decay of the rung of {size}" if phase.decays else f"ladder, {size}"
 
     def link(self, optimizer: torch.optim.Optimizer) -> None:
-        """Use this optimizer from now on, with its current learning rates as the maximum ones."""
+        """Use this optimizer from now on, with its learning rates as the maximum ones."""
         optimizer = unwrap_optimizer(optimizer)
         if isinstance(optimizer, torch.optim.LBFGS):
             raise ConfigError("the optimizer is LBFGS, whose state belongs to no single parameter: use another one")
@@ -148,10 +142,9 @@ class LadderTraining:
             group.setdefault(INITIAL_RATE, rate.clone() if isinstance(rate, Tensor) else rate)
         self._optimizer = optimizer
 
-    # Between two steps ------------------------------------------------------------------------------------------------
+    # Between two steps
 
     def begin_step(self) -> None:
-        """Set the learning rates of the next optimizer step."""
         for group, rate in zip(self._get_optimizer().param_groups, self._compute_rates(), strict=True):
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(rate)
@@ -172,7 +165,6 @@ class LadderTraining:
         return [group[INITIAL_RATE] * factor for group in self._get_optimizer().param_groups]
 
     def end_step(self) -> bool:
-        """Count a step, and start or finish a rung's branch if it is due; returns whether the model's size changed."""
         self.step += 1
         branch = self.plan.find_branch_step(self._rung)
         ending = self.finished or self.step == branch + self.plan.rungs[self._rung].decay_steps
@@ -190,7 +182,6 @@ class LadderTraining:
         return False
 
     def require_finite(self) -> None:
-        """Check that all parameters are finite."""
         if all(bool(parameter.isfinite().all()) for parameter in self.model.parameters()):
             return
         count = len(self.folder.list_rungs())
@@ -228,22 +219,19 @@ class LadderTraining:
         print_line(f"rung of {plural(planned.depth, 'block')}: {result}{spent:.3g} FLOPs so far, {rung.path}")
 
     def grow_to(self, rung: int) -> None:
-        """Grow the model from its current size to the size of a rung."""
         for index in range(self._rung + 1, rung + 1):
             copies = self.plan.rungs[index].copies
             deepen_in_place(self.model, copies, self._optimizer)
             self._towers, self._rung = grow_towers(self._towers, copies), index
         self.spent.forward = count_forward(self.model, self._example)[0]
 
-    # Resuming ---------------------------------------------------------------------------------------------------------
+    # Resuming
 
     def start(self) -> None:
-        """Write the folder's table, and print the plan."""
         self.folder.create()
         print_line(str(self.plan))
 
     def take_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """The state as tensors and JSON values."""
         tensors = {_MODEL + name: value for name, value in self._named_tensors().items()}
         values: dict[str, dict[str, Any]] = {}
         for index, state in self._get_optimizer().state_dict()["state"].items():
@@ -265,7 +253,6 @@ class LadderTraining:
         return tensors, {"optimizer": values, "trained_by": self._describe_optimizer(), "flops": self.spent.flops}
 
     def require_optimizer(self, checkpoint: Checkpoint) -> None:
-        """Check that optimizer and learning rates are those of a checkpoint."""
         present = self._describe_optimizer()
         former = checkpoint.state.get("trained_by", present)  # earlier checkpoints lack it
         if former != present:
@@ -318,11 +305,11 @@ class LadderTraining:
         self.spent.flops = self.plan.compute_flops(step) if spent is None else spent
 
     def follow_loading(self) -> None:
-        """Let the model grow to the size of any state dict that is later loaded into it."""
+        """Let the model grow to the size of any state dict that is loaded into it."""
         self.model.register_load_state_dict_pre_hook(_LoadingHook(self))
 
     def grow_as_loaded(self, state_dict: Mapping[str, Any], prefix: str) -> None:
-        """Grow the model to its size in a state dict in which the model's names start with ``prefix``."""
+        """Grow the model to its size in a state dict in which its names start with ``prefix``."""
         found = read_depths(self.plan.towers, prefix, state_dict)
         towers = self.plan.towers
         for index, rung in enumerate(self.plan.rungs):
@@ -357,7 +344,7 @@ class LadderTraining:
 
 
 class _LoadingHook:
-    """Hook that runs before a model loads a state dict; copies and pickles of the model do not have it."""
+    """Runs before a model loads a state dict; copies and pickles of the model do not have it."""
 
     def __init__(self, training: LadderTraining | None = None) -> None:
         self._training = training

@@ -1,6 +1,6 @@
 """The SQLite file of a run: its schema, safe ways to open it, and limits on the cost of reading it.
 
-Reading a file that was damaged, by accident or on purpose, must neither hang nor fill the memory.
+A damaged file must neither hang nor fill the memory.
 """
 
 import os
@@ -21,11 +21,11 @@ APPLICATION_ID = 0x45535052  # "ESPR"
 SCHEMA_VERSION = 1
 BUSY_SECONDS = 30.0
 READING_SECONDS = 60.0
-"""Time limit of a query; the slowest query of a report takes 2 seconds on a run of 160 MB."""
+"""For a query; the slowest of a report takes 2 seconds on a run of 160 MB."""
 LARGEST_VALUE = 2**24
 """Largest size of a text or blob, in bytes."""
 _STEPS = 1000
-"""Number of SQLite instructions, a few microseconds, between checks of the clock and for Ctrl-C."""
+"""SQLite instructions, a few microseconds, between checks of the clock and for Ctrl-C."""
 MOUNTS = Path("/proc/self/mountinfo")
 
 _SHARED_FILE_SYSTEMS = ("9p", "afs", "cifs", "nfs", "nfs4", "smb3", "smbfs", "virtiofs")
@@ -63,11 +63,10 @@ _ADVICE = {
     sqlite3.SQLITE_FULL: "free some space, then resume the run",
     sqlite3.SQLITE_READONLY: "make it and its folder writable, or work on a copy",
 }
-"""Advice for error messages, by SQLite's primary result code."""
 
 
 def create_database(path: Path) -> sqlite3.Connection:
-    """Create an empty run store at `path`, completely or not at all; raises RunError if the file exists."""
+    """Create an empty run store at `path`, completely or not at all."""
     if path.exists() and path.stat().st_size:
         raise RunError(f"{path} exists already: choose a new run directory, or resume that run")
     with replace_file(path) as temporary, translate_errors(path):
@@ -80,7 +79,6 @@ def create_database(path: Path) -> sqlite3.Connection:
 
 
 def open_for_writing(path: Path) -> sqlite3.Connection:
-    """Open an existing run store for appending; raises RunError if it is missing, damaged or not a run store."""
     connection = _connect(path, "mode=rw")
     with translate_errors(path):
         # Without the write-ahead log, readers and the writer wait for each other.
@@ -91,7 +89,7 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
 
 
 def open_for_reading(path: Path) -> sqlite3.Connection:
-    """Open an existing run store read-only, with this version's views; another process may be writing to it."""
+    """Open a run store read-only, with this version's views; another process may be writing to it."""
     # WAL's shared memory cannot be created in a read-only folder; a finished store does not need it.
     finished = not path.with_name(f"{path.name}-wal").exists()
     frozen = finished and not os.access(path.parent, os.W_OK)
@@ -104,7 +102,7 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
 
 @contextmanager
 def limit_reading(connection: sqlite3.Connection, path: Path) -> Generator[None]:
-    """Context manager that stops queries which take longer than `READING_SECONDS`."""
+    """Stop queries that take longer than `READING_SECONDS`."""
     seconds = READING_SECONDS
     end = time.monotonic() + seconds
     connection.set_progress_handler(lambda: time.monotonic() > end, _STEPS)
@@ -130,14 +128,13 @@ def limit_reading(connection: sqlite3.Connection, path: Path) -> Generator[None]
 
 
 def result_code(error: sqlite3.Error) -> int | None:
-    """SQLite's primary result code; None for an error raised by Python, for instance for text that is not UTF-8."""
+    """SQLite's primary result code; None for an error of Python's, for instance for text that is not UTF-8."""
     code: int | None = getattr(error, "sqlite_errorcode", None)
     return None if code is None else code & 0xFF
 
 
 @contextmanager
 def translate_errors(path: Path) -> Generator[None]:
-    """Turn SQLite's errors into RunError."""
     try:
         yield
     except (sqlite3.ProgrammingError, sqlite3.Warning) as error:
@@ -166,7 +163,6 @@ def _connect(path: Path, options: str) -> sqlite3.Connection:
 
 @contextmanager
 def _close_at_errors(connection: sqlite3.Connection) -> Generator[None]:
-    """Context manager that closes the connection if an error is raised inside."""
     try:
         yield
     except BaseException:
@@ -175,7 +171,7 @@ def _close_at_errors(connection: sqlite3.Connection) -> Generator[None]:
 
 
 def _check_schema(connection: sqlite3.Connection, path: Path) -> None:
-    """Raise RunError unless this is a run store whose tables and indexes are as Esper creates them."""
+    """Require a run store whose tables and indexes are as Esper creates them."""
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if application != APPLICATION_ID:
@@ -204,7 +200,7 @@ def _expected_schema() -> set[tuple[str, str, str, str]]:
 
 
 def lacks_shared_memory(path: Path) -> bool:
-    """Whether an existing ``path`` is on a file system on which SQLite's write-ahead log fails, as far as is known."""
+    """Whether SQLite's write-ahead log fails on the file system of ``path``, as far as is known."""
     try:
         mounts = MOUNTS.read_text()
     except OSError:  # not Linux

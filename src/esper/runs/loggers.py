@@ -1,7 +1,6 @@
 """Live metrics for TensorBoard, Weights & Biases and MLflow, sent through the tools' own libraries.
 
-A file stores the run's address at the tool and the last step that was sent, so that a resumed run continues there and
-sends no step twice.
+A file keeps the run's address at the tool and the last step sent, so that a resumed run sends no step twice.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -26,51 +25,29 @@ from esper.runs.events import LifecycleTransition
 from esper.runs.reader import RunReader
 
 Tool = Literal["tensorboard", "wandb", "mlflow"]
-"""Supported tools; the extra that installs a tool's library has the same name."""
+"""The extra that installs a tool's library has the same name."""
 Value = str | int | float | bool
 
 _STAGES = ("germinated", "training", "blending", "holding", "fossilized", "pruned")
-"""Stages that seeds enter."""
 LIBRARIES: Mapping[str, str] = {"tensorboard": "tensorboardX", "wandb": "wandb", "mlflow": "mlflow"}
 _PROJECT = "esper"
-"""Name of the project at W&B and MLflow, unless an environment variable names another."""
+"""The project at W&B and MLflow, unless an environment variable names another."""
 _MLFLOW_PARAMETERS, _MLFLOW_CHARACTERS = 100, 5000
-"""MLflow's limits: number of parameters in a request, and number of characters in a value."""
+"""MLflow's limits: parameters in a request, and characters in a value."""
 
 
 def require_logger(tool: str) -> None:
-    """Raise ConfigError if the tool does not exist or its library is not installed."""
     if tool not in LIBRARIES:
         raise ConfigError(f"there is no logger {tool!r}: choose one of {', '.join(LIBRARIES)}")
     require_extra(tool, f"the logger {tool}", LIBRARIES[tool])
-
-
-def open_logger(tool: str, folder: str | Path, name: str | None = None) -> Logger:
-    """Open a tool's logger. It never stops training: if the tool fails, the logger warns once and sends nothing more.
-
-    TensorBoard's files are in ``folder/tensorboard``. The project at W&B is ``WANDB_PROJECT``, by default ``esper``.
-    MLflow's store is ``MLFLOW_TRACKING_URI``, by default files in ``folder/mlflow``, and its experiment is
-    ``MLFLOW_EXPERIMENT_NAME``, by default ``esper``.
-
-    Args:
-        tool: ``tensorboard``, ``wandb`` or ``mlflow``.
-        folder: Where the logger stores the run's address. A logger opened with the same folder continues that run.
-        name: The run's name at the tool; by default the folder's name.
-
-    Raises:
-        ConfigError: the tool does not exist, or its library is not installed.
-        RunError: the folder cannot be written, or the logger's file in it cannot be read.
-    """
-    require_logger(tool)
-    return Logger(tool, Path(folder), name or Path(folder).absolute().name)
 
 
 @contextmanager
 def open_loggers(
     tools: Sequence[str], folder: Path, name: str, settings: Mapping[str, Any]
 ) -> Generator[Callable[[RunReader, int], None]]:
-    """Context manager for a run's loggers; it yields a function that sends an iteration's metrics from the store."""
-    loggers = [open_logger(tool, folder, name) for tool in dict.fromkeys(tools)]
+    """Context manager of a run's loggers: a function that sends an iteration's metrics from the store."""
+    loggers = [Logger(tool, folder, name) for tool in dict.fromkeys(tools)]
     for logger in loggers:
         logger.log_settings(settings)
 
@@ -91,7 +68,7 @@ def open_loggers(
 
 
 def read_metrics(reader: RunReader, iteration: int) -> dict[str, float]:
-    """The scalars of an iteration, and the number of seeds that entered each stage, as ``lifecycle/STAGE``."""
+    """The scalars of an iteration, and the seeds that entered each stage, as ``lifecycle/STAGE``."""
     entered = dict(
         reader.rows(
             "SELECT json_extract(payload, '$.after') AS stage, count(*) AS seeds FROM events "
@@ -112,19 +89,31 @@ class _LoggerState(BaseModel):
     address: dict[str, str] | None = None
     """None until the run has been opened at the tool."""
     step: int = -1
-    """The last step that was sent."""
+    """The last one that was sent."""
 
 
 class Logger:
-    """Sends a run's settings, and each step once, even across processes; if the tool fails, it warns and sends no more.
+    """A tool's logger, which sends a run's settings, and each step once; if the tool fails, it warns and sends no more.
 
-    Get one from `open_logger`.
+    TensorBoard's files are in ``folder/tensorboard``. The project at W&B is ``WANDB_PROJECT``, by default ``esper``.
+    MLflow's store is ``MLFLOW_TRACKING_URI``, by default files in ``folder/mlflow``, and its experiment is
+    ``MLFLOW_EXPERIMENT_NAME``, by default ``esper``.
+
+    Args:
+        tool: ``tensorboard``, ``wandb`` or ``mlflow``.
+        folder: Where the run's address is kept. A logger with the same folder continues that run.
+        name: The run's name at the tool; by default the folder's name.
+
+    Raises:
+        ConfigError: the tool does not exist, or its library is not installed.
+        RunError: the folder cannot be written, or the logger's file in it cannot be read.
     """
 
-    def __init__(self, tool: str, folder: Path, name: str) -> None:
-        self._name = tool
-        self._file = folder / f"{tool}.json"
-        self._tool: _Tool | None = None
+    def __init__(self, tool: str, folder: str | Path, name: str | None = None) -> None:
+        require_logger(tool)
+        folder = Path(folder)
+        self._name, self._file = tool, folder / f"{tool}.json"
+        self._tool: _TensorBoard | _WandB | _MLflow | None = None
         try:
             folder.mkdir(parents=True, exist_ok=True)
             content = self._file.read_bytes() if self._file.exists() else b"{}"
@@ -134,17 +123,17 @@ class Logger:
         except ValidationError as error:
             raise RunError(f"{self._file} cannot be read: remove it to start a new run in the tool") from error
         with self._warn_of_failure():
-            self._tool = _TOOLS[tool](folder, name, self._state.address)
+            self._tool = _TOOLS[tool](folder, name or folder.absolute().name, self._state.address)
             self._save(address=self._tool.address)
 
     def log_settings(self, settings: Mapping[str, Any]) -> None:
-        """Send the run's settings, nested or flat; a resumed run has already sent them."""
+        """Send the run's settings, nested or flat, unless a resumed run has sent them."""
         with self._warn_of_failure():
             if self._tool is not None and self._state.step < 0:
                 self._tool.log_settings(dict(_flatten(settings)))
 
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
-        """Send the metrics of a step, unless it was sent before, as by a resumed run that repeats it."""
+        """Send the metrics of a step, unless it was sent before a resumption."""
         with self._warn_of_failure():
             if self._tool is not None and step > self._state.step:
                 # Saved before sending: if the process is killed in between, the step is lost but never sent twice.
@@ -172,23 +161,10 @@ class Logger:
             warnings.warn(f"{self._name} gets no more metrics of this run ({reason}); training continues", stacklevel=4)
 
 
-class _Tool(Protocol):
-    """A run at a tool, which is opened anew or again at the ``address`` that an earlier process had."""
-
-    address: dict[str, str]
-
-    def __init__(self, folder: Path, name: str, address: dict[str, str] | None) -> None: ...
-
-    def log_settings(self, settings: Mapping[str, Any]) -> None: ...
-
-    def log_metrics(self, metrics: Mapping[str, float], step: int) -> None: ...
-
-    def close(self, failed: bool) -> None: ...
+# A run at a tool, opened at the ``address`` of an earlier process or anew.
 
 
-class _TensorBoard(_Tool):
-    """Writes event files to a folder, one for each process."""
-
+class _TensorBoard:
     def __init__(self, folder: Path, name: str, address: dict[str, str] | None) -> None:
         from tensorboardX import SummaryWriter  # noqa: PLC0415
 
@@ -211,8 +187,8 @@ class _TensorBoard(_Tool):
         self._writer.close()
 
 
-class _WandB(_Tool):
-    """Sends one row per step. Offline, each process writes a folder for the same run, which ``wandb sync`` uploads."""
+class _WandB:
+    """One row per step. Offline, each process writes a folder for the same run, which ``wandb sync`` uploads."""
 
     def __init__(self, folder: Path, name: str, address: dict[str, str] | None) -> None:
         import wandb  # noqa: PLC0415
@@ -249,8 +225,8 @@ class _WandB(_Tool):
         self._run.finish(exit_code=1 if failed else 0)
 
 
-class _MLflow(_Tool):
-    """Sends metrics to a tracking store. Names get dots for slashes, which would become folders in a file store."""
+class _MLflow:
+    """Names get dots for slashes, which would become folders in a file store."""
 
     def __init__(self, folder: Path, name: str, address: dict[str, str] | None) -> None:
         from mlflow.tracking import MlflowClient  # noqa: PLC0415
@@ -261,7 +237,6 @@ class _MLflow(_Tool):
         if uri.startswith("file:"):
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         self._client = MlflowClient(uri)
-        # A new run, in an experiment that is created if it does not exist yet.
         if address is None:
             title = os.environ.get("MLFLOW_EXPERIMENT_NAME", _PROJECT)
             existing = self._client.get_experiment_by_name(title)
@@ -288,16 +263,15 @@ class _MLflow(_Tool):
         self._client.set_terminated(self.address["run"], "FAILED" if failed else "FINISHED")
 
 
-_TOOLS: Mapping[str, type[_Tool]] = {"tensorboard": _TensorBoard, "wandb": _WandB, "mlflow": _MLflow}
+_TOOLS = {"tensorboard": _TensorBoard, "wandb": _WandB, "mlflow": _MLflow}
 
 
 def _mlflow_key(name: str) -> str:
-    """A name in a form that MLflow's stores accept."""
     return re.sub(r"[^\w\-. ]", "_", name.replace("/", "."))
 
 
 def _flatten(value: Any, path: str = "") -> Iterator[tuple[str, Value]]:
-    """Nested values by path, such as ``ppo.gamma``. A list of plain values becomes one text; None is omitted."""
+    """Nested values by path, such as ``ppo.gamma``; a list of plain values is one text, None is left out."""
     if isinstance(value, Value):
         yield path, value
     elif isinstance(value, Mapping):

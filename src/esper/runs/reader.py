@@ -1,4 +1,4 @@
-"""Reading a run's metadata, events and scalars; and the metric that its growth is measured by, which they name."""
+"""Reading a run's metadata, events and scalars, and the metric that its growth is measured by."""
 
 import json
 import math
@@ -21,11 +21,9 @@ from esper.runs.events import Event, decode_event
 
 E = TypeVar("E", bound=Event)
 CHUNK = 5000
-"""Number of events read at a time."""
 LARGEST_ANSWER = 2**31
-"""Largest size of all rows of a query, in bytes as Python objects."""
+"""Of all rows of a query, in bytes as Python objects."""
 _ROWS = 1000
-"""Number of rows between checks of their size."""
 _EVENT_COLUMNS = "id, time, type, version, iteration, payload"
 LARGEST_COUNT = 2**53
 """The largest integer that floats and browsers represent exactly."""
@@ -44,7 +42,7 @@ _COLUMNS: Mapping[str, tuple[frozenset[type], float | None]] = {
 
 
 class _Metadata(BaseModel):
-    """The metadata that `esper train` and `Grower` write; a store may have more."""
+    """Written by `esper train` and `Grower`; a store may have more."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -65,11 +63,10 @@ class _Metadata(BaseModel):
 
 
 class EventRecord(NamedTuple):
-    """An event as stored, not decoded; its type or version may be unknown to this version of Esper."""
+    """An event as stored; this version of Esper may not know its type or version."""
 
     id: int
     time: float
-    """Seconds since 1970."""
     type: str
     version: int
     iteration: int
@@ -77,8 +74,6 @@ class EventRecord(NamedTuple):
 
 
 class QueryResult(NamedTuple):
-    """The rows that a query selects, and the names of their columns."""
-
     columns: tuple[str, ...]
     rows: list[tuple[Any, ...]]
 
@@ -86,8 +81,7 @@ class QueryResult(NamedTuple):
 class RunReader:
     """Reads a run store, even while another process writes to it.
 
-    Every query is one short transaction, and so is a `snapshot` of several queries, because a long transaction would
-    keep the writer from truncating its log.
+    Every query or `snapshot` is one short transaction, as a long one keeps the writer from truncating its log.
     """
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
@@ -96,7 +90,7 @@ class RunReader:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Open the store at `path`; raises RunError if it is missing, damaged or not a run store."""
+        """Open a store; RunError if it is missing, damaged or not a run store."""
         return cls(path, open_for_reading(path))
 
     def __enter__(self) -> Self:
@@ -132,7 +126,7 @@ class RunReader:
         return self._records("WHERE id > ? ORDER BY id LIMIT ?", after_id, limit)
 
     def decode(self, record: EventRecord) -> Event:
-        """Decode a record; raises RunError if it is damaged or has an unknown type or version."""
+        """Decode a record; RunError if it is damaged or unknown."""
         try:
             return decode_event(record.type, record.version, record.payload)
         except RunError as error:
@@ -141,7 +135,7 @@ class RunReader:
     def records_within(
         self, first: int, last: int, event_types: Sequence[str], environment: int | None = None
     ) -> list[EventRecord]:
-        """Events of these types in iterations `first` to `last`, in order, of all networks or of one `environment`."""
+        """Events of these types in iterations `first` to `last`, of all networks or of one `environment`."""
         condition = f"WHERE type IN ({', '.join('?' for _ in event_types)}) AND iteration BETWEEN ? AND ?"
         if environment is None:
             return self._records(f"{condition} ORDER BY id", *event_types, first, last)
@@ -149,7 +143,7 @@ class RunReader:
         return self._records(f"{condition} AND {only} ORDER BY id", *event_types, first, last, environment)
 
     def records_between(self, after: int, last: int, event_types: Sequence[str]) -> list[EventRecord]:
-        """Events of these types with ids above `after` and up to `last`, in order."""
+        """Events of these types with ids above `after` and up to `last`."""
         # `+` makes SQLite scan by id, which is faster than collecting all events of the types.
         marks = ", ".join("?" for _ in event_types)
         return self._records(f"WHERE id > ? AND id <= ? AND +type IN ({marks}) ORDER BY id", after, last, *event_types)
@@ -159,7 +153,7 @@ class RunReader:
         return self._records("WHERE type = ? ORDER BY iteration DESC, id DESC LIMIT ?", event_type, limit)
 
     def last_emitted(self, event_types: Sequence[str]) -> EventRecord | None:
-        """The event of these types that was emitted last, in any iteration; None if there is none."""
+        """The event of these types that was emitted last, in any iteration."""
         # `+` makes SQLite use the index of types, because events of such types are few.
         marks = ", ".join("?" for _ in event_types)
         records = self._records(f"WHERE type IN ({marks}) ORDER BY +id DESC LIMIT 1", *event_types)
@@ -171,7 +165,7 @@ class RunReader:
         return last
 
     def holds(self, record: EventRecord) -> bool:
-        """Whether an event still exists; it is deleted when a resumed run repeats its iteration."""
+        """Whether an event still exists: a resumed run deletes what it repeats."""
         return self.rows("SELECT time FROM events WHERE id = ?", record.id) == [(record.time,)]
 
     def query(self, sql: str, *parameters: int | str) -> QueryResult:
@@ -191,7 +185,7 @@ class RunReader:
         return QueryResult(tuple(name for name, *_ in cursor.description or ()), rows)
 
     def rows(self, sql: str, *parameters: int | str) -> list[Any]:
-        """The rows of a query, after checking all columns that are named as a column of a table."""
+        """The rows of a query, in which columns named as those of tables are checked."""
         # SQLite stores values of any type in any column, so a damaged or foreign store may contain anything.
         result = self.query(sql, *parameters)
         for name, values in zip(result.columns, zip(*result.rows, strict=True), strict=bool(result.rows)):
@@ -206,7 +200,7 @@ class RunReader:
 
     @contextmanager
     def snapshot(self) -> Generator[None]:
-        """Context manager in which all reads see the same state of the store, even if the run is rewound meanwhile."""
+        """All reads inside see the same state of the store, even if the run is rewound meanwhile."""
         with translate_errors(self.path):
             # In WAL mode a transaction keeps reading the state at its first query.
             self._connection.execute("BEGIN")
@@ -218,7 +212,7 @@ class RunReader:
         return [name for (name,) in self.rows("SELECT DISTINCT name FROM scalars ORDER BY name")]
 
     def series(self, name: str, after: int = -1) -> list[tuple[int, float]]:
-        """Pairs (iteration, value) of one scalar for iterations above `after`, in order."""
+        """Pairs (iteration, value) of one scalar for iterations above `after`."""
         rows = self.rows(
             "SELECT iteration, value FROM scalars WHERE name = ? AND iteration > ? ORDER BY iteration", name, after
         )
@@ -245,32 +239,31 @@ def _number(value: float | None) -> float:
 # The metric. All views of a run read it here.
 
 LOSS, ACCURACY = "loss", "accuracy"
-"""Metrics whose names need no explanation."""
+"""These names need no explanation."""
 SCORE = "score"
-"""Name of the scalar for the score, where that differs from the metric."""
+"""The scalar for the score, where that differs from the metric."""
 SCORE_MEANING = (
     "Score is test accuracy (in loss-based suites, the relative loss reduction) minus rent, the price of added "
     "parameters."
 )
 J_MEANING = "J is the same on validation data; controllers maximize it."
-"""Definitions for pages, at the first use of these words; `J_MEANING` follows `SCORE_MEANING`."""
+"""For pages, at the first use of these words."""
 METRIC_NAME = f"COALESCE((SELECT json_extract(value, '$') FROM metadata WHERE key = 'metric'), '{ACCURACY}')"
 """SQL for the name of a run's metric."""
 
 
 @dataclass(frozen=True)
 class RunMetric:
-    """A metric on validation data, under the user's name for it; in populations usually accuracy."""
+    """A metric on validation data, under the user's name for it."""
 
     metric: str = ACCURACY
-    """Name of the metric."""
     higher_is_better: bool = True
     reference: float | None = None
-    """Where lower is better: the value at which the score is 0; the score is the relative reduction below it."""
+    """Where lower is better: the score is the relative reduction below it."""
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any]) -> Self:
-        """The metric that a run's metadata name; accuracy if they name none or an invalid one."""
+        """The metric that a run's metadata name, or accuracy."""
         name, rises, reference = (metadata.get(key) for key in ("metric", "higher_is_better", "reference"))
         if not isinstance(name, str) or not isinstance(rises, bool):
             return cls()
@@ -278,17 +271,17 @@ class RunMetric:
 
     @property
     def scalar(self) -> str:
-        """Name of the scalar that holds the metric's values, in its own units."""
+        """Of the metric's values, in its own units."""
         return f"validation_{self.metric}"
 
     @property
     def train_scalar(self) -> str:
-        """Name of the scalar that holds the metric's values in training, if they are recorded."""
+        """Of its values in training, if they are recorded."""
         return f"train_{self.metric}"
 
     @property
     def is_loss(self) -> bool:
-        """Whether the metric is the validation loss; then there is no other metric."""
+        """Then there is no other metric."""
         return self.metric == LOSS
 
     @property
@@ -300,11 +293,11 @@ class RunMetric:
 
 
 LOSS_REDUCTION = RunMetric("loss_gone")
-"""The metric of populations on a suite whose objective is the loss: its relative reduction below that of guessing."""
+"""Of populations whose objective is the loss: its relative reduction below that of guessing."""
 
 
 def describe_contributions(metadata: Mapping[str, Any]) -> str:
-    """A sentence that defines a run's contributions and their units, depending on its metadata."""
+    """A sentence that defines a run's contributions and their units."""
     metric = RunMetric.from_metadata(metadata)
     text = "Contribution: how much the model depends on a slot's seed, "
     if metric.higher_is_better:

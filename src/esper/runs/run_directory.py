@@ -1,4 +1,4 @@
-"""Runs on disk: directories, locks, progress, and the list of runs in a folder."""
+"""Runs on disk: directories, locks, progress, and lists."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _RETRY_SECONDS = 0.02
 
 @contextmanager
 def hold_lock(path: Path, what: str) -> Generator[None]:
-    """Context manager that locks the file at `path` and writes `what`, the running command, into it.
+    """Lock the file at `path` and write `what`, the running command, into it.
 
     The file is never deleted; otherwise two processes could lock two files of the same name.
     """
@@ -61,7 +61,7 @@ def hold_lock(path: Path, what: str) -> Generator[None]:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process has locked the file at `path`; False where this cannot be determined."""
+    """Whether a process has locked the file; False where this cannot be determined."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError:
@@ -77,15 +77,14 @@ def is_locked(path: Path) -> bool:
 
 
 STUDY = "study.db"
-"""The SQLite file of the study of `esper sweep`, in the sweep's folder."""
+"""The SQLite file of the study of `esper sweep`."""
 GROWER = "esper.Grower"
-"""Maker of the runs of models that grow in a user's training loop."""
+"""What makes runs of models that grow in a user's loop."""
 RUN_ADVICE = f"give the directory of a run of `esper train` or `{GROWER}`"
 _USE = (
     "it records a model that grew in a training loop, which `esper report {run}` shows; go on with it in that "
     "loop, and export its model there by esper.growth.export.export"
 )
-"""What a run of a `Grower` can be used for."""
 
 
 class _Child:
@@ -103,31 +102,30 @@ class RunDirectory:
     """The directory of a run, and the paths of its files, which may be missing."""
 
     command: ClassVar[str] = "esper train"
-    """The command that makes and resumes runs of controllers."""
+    """Makes and resumes runs of controllers."""
 
     path: Path
 
     lock = _Child("run.lock")
-    """The lock file; the process that writes to the run holds its lock."""
+    """Held by the process that writes to the run."""
     config = _Child("config.yaml")
-    """The resolved settings."""
     store = _Child("run.db")
     checkpoints = _Child("checkpoints")
     loggers = _Child("loggers")
-    """TensorBoard's files, and the addresses of the run at W&B and MLflow."""
+    """TensorBoard's files, and the run's addresses at W&B and MLflow."""
     report = _Child("report.html")
     evaluation = _Child("evaluation.json")
     """The records of `esper evaluate`, one per controller and instance."""
     behaviour = _Child("behaviour.json")
-    """The policy's behaviour in `esper evaluate`: statistics per family and a few complete episodes."""
+    """The policy's in `esper evaluate`: statistics per family and a few episodes."""
     verdicts = _Child("verdicts.json")
-    """The verdicts of the evaluation, for the dashboard; written with the report."""
+    """Of the evaluation, for the dashboard; written with the report."""
     evaluation_progress = _Child("evaluation-progress")
-    """The folder with the results of an unfinished `esper evaluate`."""
+    """Results of an unfinished `esper evaluate`."""
 
     @classmethod
     def create(cls, path: Path) -> Self:
-        """Create the directory of a new run; it may contain what a run that was killed at its start left behind."""
+        """Create the directory of a new run, or use what one that was killed at its start left behind."""
         run = cls(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -140,7 +138,7 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: Path, advice: str = RUN_ADVICE) -> Self:
-        """Open the directory of an existing run, even if it was killed before its store was created."""
+        """Open the directory of a run, even if it was killed before its store was created."""
         if not os.path.exists(path):  # unlike Path.exists, accepts impossible file names
             raise RunError(f"no run at {path}: {advice}")
         run = cls(path)
@@ -161,7 +159,7 @@ class RunDirectory:
         return run
 
     def require_empty(self) -> None:
-        """Raise RunError if the directory contains more than what a run that was killed at its start left behind."""
+        """Refuse a directory with more than what a run that was killed at its start left behind."""
         for child in self.path.iterdir():
             is_empty_folder = child == self.checkpoints and all(file.name == LOCK_FILE for file in child.iterdir())
             is_lock = child == self.lock or child.name == LOCK_FILE
@@ -183,51 +181,45 @@ class RunDirectory:
             return is_grower(reader.metadata())
 
     def locked(self, what: str) -> AbstractContextManager[None]:
-        """Context manager that locks the run for writing; `what` is the running command, for others' messages."""
+        """Lock the run for writing; `what` is the running command, for others' messages."""
         return hold_lock(self.lock, what)
 
     def open_store(self) -> RunStore:
-        """Open the run store for writing; create it if the run was killed before it had one."""
+        """Open the store for writing; create it if the run was killed before it had one."""
         return RunStore.open(self.store) if self.has_store else RunStore.create(self.store)
 
     @property
     def has_store(self) -> bool:
-        """Whether there is a store. A run that was killed at its start may have none, or an empty file."""
+        """A run that was killed at its start may have none, or an empty file."""
         return self.store.is_file() and self.store.stat().st_size > 0
 
 
 class RunState(StrEnum):
-    """The state of a run."""
-
     RUNNING = "running"
     FINISHED = "finished"
     INTERRUPTED = "interrupted"
-    """The run stopped or was killed before its end, and can be resumed."""
+    """It stopped or was killed before its end, and can be resumed."""
     FAILED = "failed"
     DAMAGED = "damaged"
-    """The run's store cannot be read."""
+    """Its store cannot be read."""
 
 
 OBJECTIVE = RunMetric("J")
-"""The metric of training runs, whose scalar is ``objective``."""
+"""Of training runs, whose scalar is ``objective``."""
 _LIFE_EVENTS = (RunStarted, RunResumed, RunInterrupted, RunFailed, RunEnded)
-"""Events that begin or end a process of a run."""
 _END_STATES = {RunEnded.name: RunState.FINISHED, RunFailed.name: RunState.FAILED}
 
 
 @dataclass(frozen=True, slots=True)
 class RunProgress:
-    """How far a run has come, and how good its results are."""
-
     command: str
     state: RunState
     done: int = 0
-    """Number of iterations done, or of decisions of a `Grower`."""
+    """Iterations, or decisions of a `Grower`."""
     total: int | None = None
     metric: RunMetric = OBJECTIVE
-    """What measures the run: J in training runs, the metric of growth in runs of a `Grower`."""
     value: float | None = None
-    """The metric's newest value, on validation data and in its own units."""
+    """The metric's newest value, on validation data."""
     probe_score: float | None = None
     """Mean test score of the greedy policy at its last measurement."""
     started: float | None = None
@@ -235,7 +227,6 @@ class RunProgress:
 
 
 def read_progress(run: RunDirectory, reader: RunReader) -> RunProgress:
-    """A run's progress, from its store and its lock."""
     metadata, done = reader.metadata(), reader.last_iteration()
     total, started = metadata.get("iterations"), reader.newest(RunStarted.name)
     metric, scalar = progress_metric(metadata)
@@ -254,12 +245,11 @@ def read_progress(run: RunDirectory, reader: RunReader) -> RunProgress:
 
 
 def is_grower(metadata: Mapping[str, Any]) -> bool:
-    """Whether a run is of a `Grower`."""
     return metadata.get("command") == "grow"
 
 
 def progress_metric(metadata: Mapping[str, Any]) -> tuple[RunMetric, str]:
-    """The metric that measures a run, and the name of the scalar that holds its values."""
+    """The metric that measures a run, and the name of its scalar."""
     if not is_grower(metadata):
         return OBJECTIVE, "objective"
     metric = RunMetric.from_metadata(metadata)
@@ -267,7 +257,6 @@ def progress_metric(metadata: Mapping[str, Any]) -> tuple[RunMetric, str]:
 
 
 def read_state(run: RunDirectory, reader: RunReader) -> RunState:
-    """A run's state, from its newest event and its lock."""
     newest = reader.last_emitted([event_type.name for event_type in _LIFE_EVENTS])
     end_state = _END_STATES.get(newest.type) if newest else None
     # A finished run may be locked by other commands that use it, such as `esper evaluate`.
@@ -278,14 +267,11 @@ def read_state(run: RunDirectory, reader: RunReader) -> RunState:
 
 @dataclass(frozen=True, slots=True)
 class ListedRun:
-    """A run in a list of runs."""
-
     path: Path
     progress: RunProgress
     size: int
-    """Total size of the run's files, in bytes."""
     failure: str | None = None
-    """Why the run's store cannot be read; None if it can."""
+    """Why the run's store cannot be read."""
 
 
 def list_runs(folder: Path) -> list[ListedRun]:

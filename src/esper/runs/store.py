@@ -15,9 +15,9 @@ from esper.runs.events import Event, encode_event, event_types
 from esper.runs.reader import QueryResult, RunReader
 
 COMMIT_SECONDS = 0.075
-"""Seconds between commits while there are new records."""
+"""While there are new records."""
 CAPACITY = 20_000
-"""Largest number of events that may wait; before one more is added, all are committed."""
+"""Most events that may wait; before one more is added, all are committed."""
 
 
 class EventRow(NamedTuple):
@@ -32,7 +32,7 @@ class EventRow(NamedTuple):
 
 
 def encode_events(events: Iterable[Event]) -> list[EventRow]:
-    """Encode events with the current time; called in the process where they happen."""
+    """Encode events with the current time, in the process where they happen."""
     now = time.time()
     return [EventRow(now, event.name, event.version, event.iteration, encode_event(event)) for event in events]
 
@@ -40,14 +40,14 @@ def encode_events(events: Iterable[Event]) -> list[EventRow]:
 class RunStore(RunReader):
     """The only writer of a run store.
 
-    Events and scalars wait in memory until a thread commits them, about thirteen times a second, or `flush` does. A
-    crash loses only those of the last moment. Reads through this object return committed records only.
+    Events and scalars wait in memory until a thread commits them, about thirteen times a second, or `flush` does. Reads
+    return committed records only.
     """
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
         super().__init__(path, connection)
         self.thread_seconds = 0.0
-        """CPU time of the thread that commits."""
+        """Of the thread that commits, on the CPU."""
         self._events: list[EventRow] = []
         self._scalars: dict[tuple[int, str], float] = {}
         self._waiting = threading.Lock()
@@ -60,16 +60,13 @@ class RunStore(RunReader):
 
     @classmethod
     def create(cls, path: Path) -> Self:
-        """Create a new store."""
         return cls(path, create_database(path))
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Open an existing store for appending."""
         return cls(path, open_for_writing(path))
 
     def close(self) -> None:
-        """Flush, then close the file."""
         self._closing.set()
         self._thread.join()
         try:
@@ -78,22 +75,21 @@ class RunStore(RunReader):
             super().close()
 
     def __exit__(self, *error: object) -> None:
-        """Close the store; an error in the last flush does not hide an earlier error."""
+        """An error in the last flush does not hide an earlier error."""
         with suppress(RunError) if any(error) else nullcontext():
             self.close()
 
     def set_metadata(self, values: Mapping[str, Any]) -> None:
-        """Set JSON values by key, in one commit."""
         rows = [(key, json.dumps(value)) for key, value in values.items()]
         with self._transaction():
             self._connection.executemany("INSERT OR REPLACE INTO metadata VALUES (?, ?)", rows)
 
     def emit(self, event: Event) -> None:
-        """Append an event. RunError if too many wait and the store cannot be written."""
+        """Append an event; RunError if too many wait and the store cannot be written."""
         self.append(encode_events([event]))
 
     def append(self, rows: Iterable[EventRow]) -> None:
-        """Append encoded events, for instance from another process, as `emit` does."""
+        """Append encoded events, for instance from another process."""
         # Outside the lock, because `flush` takes it, too.
         with self._waiting:
             is_full = len(self._events) >= CAPACITY
@@ -103,7 +99,7 @@ class RunStore(RunReader):
             self._events.extend(rows)
 
     def record_scalars(self, iteration: int, values: Mapping[str, float]) -> None:
-        """Record an iteration's scalars, all in one commit; a later value replaces an earlier one of the same name."""
+        """Record an iteration's scalars, all in one commit; a later value replaces an earlier one."""
         with self._waiting:
             self._scalars |= {(iteration, name): float(value) for name, value in values.items()}
 

@@ -1,7 +1,7 @@
 """SQL views of a run's events: one row per seed, episode, decision, slot, reward term and so on.
 
-Every run store contains the views, for other programs. Readers of Esper create them anew, so that old runs have the
-newest views. `episode` and `environment` identify a network's episode, and `step` counts its decisions from 0.
+Every store contains them, for other programs; readers of Esper create them anew. `episode` and `environment` identify a
+network's episode, and `step` counts its decisions from 0.
 """
 
 from collections.abc import Mapping
@@ -9,24 +9,20 @@ from typing import NamedTuple
 
 
 class View(NamedTuple):
-    """A view: what a row stands for, and the query."""
-
     meaning: str
     query: str
 
 
 def _fields(names: str, source: str = "payload", path: str = "$.{}") -> str:
-    """SQL for fields of the JSON in ``source`` as columns of the same names, which are separated by spaces."""
+    """Fields of the JSON in ``source`` as columns of the same names, which are separated by spaces."""
     return ",\n    ".join(f"json_extract({source}, '{path.format(name)}') AS {name}" for name in names.split())
 
 
 def _select(event: str, names: str) -> str:
-    """SQL that selects fields of the events of a type, one row per event."""
     return f"SELECT id, time, iteration,\n    {_fields(names)}\nFROM events WHERE type = '{event}'"
 
 
 def _select_parts(event: str, field: str, columns: str) -> str:
-    """SQL that selects ``columns`` of each part of a list or mapping in the events of a type, one row per part."""
     return f"""
 SELECT events.id AS id, events.iteration AS iteration,
     {columns}
@@ -39,7 +35,7 @@ _NETWORK = "episode environment step "
 _PAYLOAD = "events.payload"
 
 OF_DECISION = "contribution error price threshold loss_gain loss_error loss_threshold"
-"""Columns about the decision that kept or pruned a seed."""
+"""About the decision that kept or pruned a seed."""
 STAGE_COLUMNS = {
     "trained": "training",
     "blended": "blending",
@@ -79,7 +75,6 @@ GROUP BY episode, environment, slot, life
 
 
 def _of_only(event: str, names: str) -> str:
-    """SQL for fields of a group's only event of a type."""
     return ",\n    ".join(
         f"MAX(CASE type WHEN '{event}' THEN json_extract(payload, '$.{name}') END) AS {name}" for name in names.split()
     )
@@ -178,7 +173,6 @@ VIEWS: Mapping[str, View] = {
         _select("rolled_back", f"{_NETWORK} trouble loss_before metric_before loss_after metric_after pruned ended"),
     ),
 }
-"""All views by name."""
 
 
 def build_view_statements(kind: str) -> str:

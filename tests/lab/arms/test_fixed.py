@@ -37,7 +37,7 @@ SHAPE: Fossils = (SeedKind(0, 3), SeedKind(1, 1, Blend.GATE))
 
 def trained(networks: list[StaticNetwork]) -> list[Result]:
     with LocalWorkers(1) as workers:
-        return train_static(workers, TERMS, "none", networks)
+        return [one for one, _ in train_static(workers, TERMS, "none", networks)]
 
 
 def test_a_bare_network_trained_to_the_horizon_is_the_arm_that_never_grows() -> None:

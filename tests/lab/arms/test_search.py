@@ -140,7 +140,7 @@ def test_a_pool_is_trained_as_static_networks_are() -> None:
             StaticNetwork(instance, fossils, suite.steps)
             for instance, fossils in zip([instances[0]] * 4, drawn(3, instances[0], 4), strict=True)
         ]
-        apart = train_static(workers, terms, "static", rng_networks)
+        apart = [one for one, _ in train_static(workers, terms, "static", rng_networks)]
     assert np.array_equal(pool.test, again.test)
     assert pool.validation.shape == (2, POOL, suite.steps)
     assert pool.test[0, :4] == pytest.approx([one.score for one in apart], abs=1e-6)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from esper.lab.drawing import export_exhibits
-from esper.lab.exhibit import Exhibit, Figure, run_queries
+from esper.lab.exhibit import Drawing, Exhibit, run_queries
 from esper.lab.grown_figures import grown_exhibits
 from esper.lab.policy_figures import BLUEPRINTS, LEARNING, PROBE_INTERACTIONS, health_figure
 from esper.runs.events import LifecycleTransition, StepTaken
@@ -58,7 +58,7 @@ def test_the_query_beside_a_file_gives_its_numbers_again(
 def test_so_it_does_of_a_grown_model(tmp_path: Path) -> None:
     run = grown(tmp_path / "run")
     done = export_exhibits(tmp_path / "out", run_queries(run.store, grown_exhibits({})))
-    assert [isinstance(exhibit, Figure) for exhibit in done] == [True] * 4 + [False] * 2
+    assert [isinstance(exhibit, Drawing) for exhibit in done] == [True] * 4 + [False] * 2
     assert_queries_give_the_numbers(tmp_path / "out", run.store, 5)
 
 
@@ -67,7 +67,7 @@ def test_every_figure_and_table_has_all_its_files(exported: tuple[Path, list[Exh
     assert {exhibit.name for exhibit in done} == {exhibit.name for exhibit in SHOWN}
     for what in SHOWN:
         stem = folder / what.folder / what.name
-        if isinstance(what, Figure):
+        if isinstance(what, Drawing):
             assert stem.with_suffix(".pdf").read_bytes().startswith(b"%PDF-")
             assert b"<svg" in stem.with_suffix(".svg").read_bytes()
             assert stem.with_suffix(".png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")

@@ -18,7 +18,7 @@ export function decisionsTable(data) {
   const rows = data.decisions.toReversed().map((one) => [
     figure(whole(one.iteration)),
     lines([...(rollbacks.get(one.iteration) ?? []).map((back) => alarm(`rolled back: ${words(back.trouble)}`)), decided(one, data)]),
-    lines((changes.get(one.iteration) ?? []).map((change) => `${slot(change)}: ${words(change.before)} to ${words(change.after)}${change.cause === "finish" ? " (finish)" : ""}${judged(change)}`)),
+    lines((changes.get(one.iteration) ?? []).map((change) => `${slot(change)}: ${words(change.before)} to ${words(change.after)}${change.cause === "finish" ? " (finish)" : ""}${describeDecision(change)}`)),
     lines((gates.get(one.iteration) ?? []).map((gate) => verdict(gate, slot(gate)))),
     lines((one.contributions ?? []).flatMap((value, place) =>
       typeof value === "number" ? [`${named(data.slots, place, "slot")} ${difference(value)}`] : [])),
@@ -43,7 +43,7 @@ function decided(one, data) {
 }
 
 /** The figures by which a seed was kept or pruned. */
-function judged(change) {
+function describeDecision(change) {
   if (typeof change.contribution !== "number" || typeof change.price !== "number") return "";
   const threshold = typeof change.threshold === "number" ? `, minimum ${difference(change.threshold)}` : "";
   const loss = typeof change.loss_threshold === "number" ? `; loss ${lossGain(change)}, minimum ${percent(change.loss_threshold)}` : "";
