@@ -16,16 +16,17 @@ CALM = [1.0, 0.9, 1.1, 1.0, 0.95]
 
 
 def look(monitor: Monitor, losses: Sequence[float], skills: Sequence[float] | None = None) -> Diagnosis:
+    """One check; without ``skills`` a loss above 2 takes half of the skill along."""
     loss = np.array(losses, float)
-    known = np.full(len(loss), 0.5) if skills is None else np.array(skills, float)
+    known = np.where(loss > 2, 0.25, 0.5) if skills is None else np.array(skills, float)
     return monitor.check(loss, known[:, None], np.isfinite(loss))
 
 
 def course(losses: Sequence[float], skills: Sequence[float] | None = None, **changes: float) -> list[Trouble]:
     """What each check of one network finds."""
     monitor = Monitor(SETTINGS.model_copy(update=changes), 1)
-    known = [0.5] * len(losses) if skills is None else skills
-    return [Trouble(look(monitor, [one], [s]).trouble[0]) for one, s in zip(losses, known, strict=True)]
+    known = [None] * len(losses) if skills is None else [[skill] for skill in skills]
+    return [Trouble(look(monitor, [one], s).trouble[0]) for one, s in zip(losses, known, strict=True)]
 
 
 NONE = Trouble.NONE
@@ -35,6 +36,21 @@ COURSES: dict[str, tuple[list[Trouble], list[Trouble]]] = {
         for value in (np.nan, np.inf, -np.inf)
     },
     "a loss far above the usual is trouble when it stays": (course([*CALM, 9, 9, 9]), [NONE] * 7 + [Trouble.EXPLODED]),
+    "a high loss is not where validation has lost nothing": (course([*CALM, *[9.0] * 8], [0.5] * 13), [NONE] * 13),
+    "it is the usual one then": (
+        course([*CALM, *[9.0] * 6, *[99.0] * 3], [*[0.5] * 11, *[0.2] * 3]),
+        [NONE] * 13 + [Trouble.EXPLODED],
+    ),
+    "nor is a lower skill at the usual loss": (course([1.0] * 9, [*[0.9] * 5, *[0.3] * 4]), [NONE] * 9),
+    "noise near zero is not": (course([1e-4, 2e-4, 1e-4, *[0.03] * 6], [0.95, 0.96, 0.95, *[0.9] * 6]), [NONE] * 9),
+    "nor are losses below zero that vary": (
+        course([-3.0, -3.1, -2.9, -3.0, *[-2.5] * 4], [*[0.9] * 4, *[0.5] * 4]),
+        [NONE] * 8,
+    ),
+    "losses that rise from below zero are": (
+        course([-3.0, -3.1, -2.9, -3.0, *[1.0] * 3], [*[0.9] * 4, *[0.5] * 3]),
+        [NONE] * 6 + [Trouble.EXPLODED],
+    ),
     "single peaks are not": (course([*CALM, 9, 9, 1.0, 9, 9, 1.0]), [NONE] * 11),
     "below the multiple of the mean": (course([*CALM, *[1.9] * 4]), [NONE] * 9),
     "within the standard deviations": (course([1.0, 0.2, 1.8, 1.0, 0.4, 2.9, 2.9, 2.9]), [NONE] * 8),

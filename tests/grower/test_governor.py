@@ -16,7 +16,8 @@ from esper.engine.engine import GrowthConfig
 from esper.engine.governor import Governor, GovernorSettings, Trouble, skill
 from esper.errors import DivergedError
 from esper.grower import Grower
-from esper.grower.governor import ModelSnapshot, Rollback, describe_rollback, require_rollbacks_left
+from esper.grower.governor import LearningCheck, ModelSnapshot, Rollback, describe_rollback
+from esper.grower.scores import Scores
 from esper.growth.blueprints import registry
 from esper.growth.model import GrowingModel
 from esper.lifecycle.transitions import Transitions
@@ -80,6 +81,7 @@ class ModelGovernor:
     ) -> None:
         self.copies, self.classes = ModelSnapshot(model, optimizer), classes
         self.governor = Governor(self, settings or GovernorSettings())
+        self.learning = LearningCheck(self.governor.settings, Scores(None, None, classes, None))
         self.pruned: list[str] = []
 
     def snapshot(self, rows: np.ndarray) -> None:
@@ -97,16 +99,18 @@ class ModelGovernor:
         intervention = self.governor.check(np.array([loss]), found, np.array([finite]), None, EVERYONE)
         if intervention.rows[0] and self.pruned:
             self.governor.expect_change(EVERYONE, forget_skill=NOBODY)
-        require_rollbacks_left(intervention, self.governor)
+        self.learning.require_rollbacks_left(self.governor, intervention, loss)
         rollback = describe_rollback(intervention, loss, ())
         return None if rollback is None else replace(rollback, pruned=tuple(self.pruned))  # there is no table of slots
 
     def state_dict(self) -> dict[str, Any]:
-        return {"snapshot": self.copies.state_dict(), "governor": self.governor.state_dict()}
+        parts = {"snapshot": self.copies, "governor": self.governor, "learning": self.learning}
+        return {name: part.state_dict() for name, part in parts.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.copies.load_state_dict(state["snapshot"])
         self.governor.load_state_dict(state["governor"])
+        self.learning.load_state_dict(state["learning"])
 
 
 @pytest.fixture(params=OPTIMIZERS)
@@ -204,7 +208,7 @@ def test_after_a_rollback_the_losses_and_the_skill_are_usual_that_were_so_at_the
     for _ in range(4):
         assert not governor.check(1.0, 0.8)
     assert troubles([governor.check(math.nan, 0.8)]) == [Trouble.NOT_FINITE]
-    assert troubles([governor.check(9.0, 0.8) for _ in range(3)]) == [None, None, Trouble.EXPLODED]
+    assert troubles([governor.check(9.0, 0.5) for _ in range(3)]) == [None, None, Trouble.EXPLODED]
     assert troubles([governor.check(1.0, 0.33) for _ in range(3)]) == [None, None, Trouble.COLLAPSED]
 
 
@@ -229,10 +233,22 @@ def test_rollbacks_are_bounded() -> None:
         assert governor.check(math.nan)
     assert governor.governor.rollbacks.tolist() == [2]
     learn(model, optimizer, 0, spoil=math.nan)
-    message = r"again \(.* is infinite or not a number\) after 2 rollbacks: .* lower the learning rate"
+    message = r"again \(.* is infinite or not a number\) after 2 rollbacks without .* lower the learning rate"
     with pytest.raises(DivergedError, match=message):
         governor.check(math.nan)
     assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
+
+
+def test_a_model_that_has_regained_its_loss_has_all_rollbacks_again() -> None:
+    """Twenty bad batches, each of them overcome, end no training; a model that stays worse is ended."""
+    model = attach()
+    governor = ModelGovernor(model, torch.optim.SGD(model.parameters(), lr=0.0), GovernorSettings(max_rollbacks=1))
+    for _ in range(20):
+        assert governor.check(1.0) is None
+        assert governor.check(math.nan) is not None
+    assert governor.check(1.2) is None
+    with pytest.raises(DivergedError, match="after 1 rollbacks without recovering"):
+        governor.check(math.nan)
 
 
 @pytest.mark.parametrize(("saved", "here"), [(2, 1), (1, 2)])
@@ -265,7 +281,7 @@ class Growing:
         self.model = attach()
         self.optimizer = torch.optim.AdamW(self.model.parameter_groups(lr=0.01))
         self.model.link(self.optimizer)
-        self.governor = ModelGovernor(self.model, self.optimizer)
+        self.governor = ModelGovernor(self.model, self.optimizer, classes=3)
 
     def germinate(self, slot: str, alpha: float = 1.0) -> None:
         seed = self.model.slots[slot].germinate("mlp", torch.Generator().manual_seed(3))
@@ -334,10 +350,11 @@ def test_it_goes_on_where_it_was_saved() -> None:
     twin.governor.load_state_dict(saved)
     for one in (grown, twin):
         nn.init.zeros_(one.model.host.last.bias)
-    first, other = ([one.governor.check(loss) for loss in (1.0, 40.0, 40.0, 40.0, 40.0)] for one in (grown, twin))
+    checks = [(1.0, 0.8), *[(40.0, 0.5)] * 4]
+    first, other = ([one.governor.check(*check) for check in checks] for one in (grown, twin))
     assert [rollback is not None for rollback in first].count(True) == 1
     assert first == other
-    assert twin.governor.governor.rollbacks.tolist() == grown.governor.governor.rollbacks.tolist() == [2]
+    assert twin.governor.governor.rollbacks.tolist() == grown.governor.governor.rollbacks.tolist() == [1]
     for name, tensor in grown.model.state_dict().items():
         assert torch.equal(tensor, twin.model.state_dict()[name]), name
 

@@ -396,12 +396,14 @@ def test_an_average_goes_through_all_that_a_grower_does(use_buffers: bool) -> No
     average = AveragedModel(loop.model, multi_avg_fn=get_ema_multi_avg_fn(0.5), use_buffers=use_buffers)
     loop.model.mirror(average)
     grown: set[int] = set()
+    rolled_back: list[int] = []
     for number in range(14):
         if number == 9:
             with torch.no_grad():
                 loop.model.host.get_parameter("0.weight").fill_(math.nan)
             average.update_parameters(loop.model)
-        loop.epoch()
+        if loop.epoch().rollback is not None:
+            rolled_back.append(number)
         for (name, mine), (other, theirs) in zip(
             loop.model.state_dict().items(), average.module.state_dict().items(), strict=True
         ):
@@ -412,7 +414,7 @@ def test_an_average_goes_through_all_that_a_grower_does(use_buffers: bool) -> No
         grown.add(len(loop.model.seeds))
         average.update_parameters(loop.model)
     assert len(grown) > 1
-    assert loop.grower.engine.governor.rollbacks.tolist() == [1]
+    assert rolled_back == [9]
 
 
 def test_one_class_is_refused_with_what_to_say_instead() -> None:

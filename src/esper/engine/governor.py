@@ -27,19 +27,20 @@ class GovernorSettings(Settings):
     sigmas: float = Field(default=4.0, gt=0)
     """A loss is unusual if it exceeds the window's mean by this many standard deviations, and also `multiple`."""
     multiple: float = Field(default=2.0, gt=1)
-    """A loss is unusual if it exceeds this multiple of the window's mean, and also `sigmas`."""
+    """A loss is unusual if it exceeds the window's mean by its size times this less 1, and also `sigmas`."""
     patience: int = Field(default=3, ge=1, le=1000)
     """Consecutive checks with an unusual loss, or at the level of guessing, before a rollback. Values that are not
     finite cause one immediately."""
     good_sigmas: float = Field(default=1.0, ge=0)
     """A snapshot is taken if the loss is at most the mean plus this many standard deviations."""
     lead: float = Field(default=0.25, gt=0, le=1)
-    """Skill that a network must have reached before it can collapse."""
+    """Skill that a network must have reached before it can collapse, and that it must have lost again for an unusual
+    training loss to be trouble: a loss near 0 may double by noise alone."""
     collapsed: float = Field(default=0.05, ge=0, lt=1)
     """Skill at or below which a network has collapsed to guessing."""
     max_rollbacks: int = Field(default=3, ge=0, le=LARGEST_COUNT)
-    """Maximum number of rollbacks per episode. After that, diverged training ends the episode in the state of the last
-    snapshot."""
+    """Maximum number of rollbacks per episode, or of a single model until it regains the training loss that it had
+    before. After that, diverged training ends in the state of the last snapshot."""
     penalty: float = Field(default=0.1, ge=0, allow_inf_nan=False)
     """Reward subtracted for each rollback, in units of the objective."""
 
@@ -62,7 +63,7 @@ class Trouble(IntEnum):
     COLLAPSED = 2
     """The network guesses, and did better before."""
     EXPLODED = 3
-    """The loss has been far above the usual for several checks in a row."""
+    """The loss has been far above the usual for several checks in a row, and skill was lost."""
 
 
 @dataclass(frozen=True)
@@ -104,27 +105,35 @@ class Monitor:
         """Check all networks once, as `Governor.check` does; the history of those in trouble is forgotten."""
         settings, now, loss = self._settings, self._now, loss[:, None]
         mean, deviation = self._describe_window()
-        unusual = (loss > mean + settings.sigmas * deviation) & (loss > settings.multiple * mean)
+        far = mean + (settings.multiple - 1) * np.abs(mean)
+        unusual = (loss > mean + settings.sigmas * deviation) & (loss > far)
+        lost = skill <= now["best_skill"] - settings.lead
         if diverged is not None:
             unusual |= diverged[:, None]
+            lost |= diverged[:, None]
         guessing = (now["best_skill"] >= settings.lead) & (skill <= settings.collapsed)
         now["unusual"] = np.where(unusual, now["unusual"] + 1, 0)
         now["guessing"] = np.where(guessing, now["guessing"] + 1, 0)
-        # Either becomes trouble if it lasts; what is not finite is trouble at once.
+        # Either becomes trouble if it lasts, a loss if skill was lost with it; what is not finite is trouble at once.
         not_finite = ~np.broadcast_to(finite[:, None], unusual.shape)
+        lasting = now["unusual"] >= settings.patience
         trouble = np.select(
-            [not_finite, now["guessing"] >= settings.patience, now["unusual"] >= settings.patience],
+            [not_finite, now["guessing"] >= settings.patience, lasting & lost],
             [Trouble.NOT_FINITE, Trouble.COLLAPSED, Trouble.EXPLODED],
             Trouble.NONE,
         ).astype(np.int8)
         sound = trouble == Trouble.NONE
         usual = sound & ~unusual & ~guessing
         worse = loss > mean + settings.good_sigmas * deviation
-        # The window takes what is usual; after trouble it begins anew.
+        # The window takes what is usual; after trouble, and at another level of losses, it begins anew.
         window = np.concatenate([np.broadcast_to(loss, unusual.shape)[..., None], now["losses"][..., :-1]], axis=-1)
         now["losses"] = np.where(usual[..., None], window, now["losses"])
         now["best_skill"] = np.where(usual & (skill > now["best_skill"]), skill, now["best_skill"])
         self.forget(~sound, skill=True)
+        # Losses that stay high while nothing is lost are the usual ones from now on.
+        settled = sound & lasting
+        now["losses"][settled] = np.nan
+        now["unusual"][settled] = 0
         first = (~sound).argmax(axis=1)[:, None]
         return Diagnosis(
             np.take_along_axis(trouble, first, axis=1)[:, 0], usual.all(axis=1), (usual & ~worse).all(axis=1)

@@ -33,7 +33,7 @@ _CALLER = 8
 _REASONS = {
     Trouble.NOT_FINITE: "a training or validation loss, gradient or parameter is infinite or not a number",
     Trouble.COLLAPSED: "the model only guesses, and did better before",
-    Trouble.EXPLODED: "the loss has been far above the usual",
+    Trouble.EXPLODED: "the loss has been far above the usual, and validation got much worse",
 }
 
 
@@ -57,17 +57,6 @@ def describe_rollback(intervention: Intervention, loss: float, slots: Sequence[s
         return None
     pruned = tuple(slots[place] for place in cast("list[int]", intervention.transitions.slot.tolist()))
     return Rollback(Trouble(intervention.trouble[0]), loss, float(intervention.loss_restored[0]), pruned)
-
-
-def require_rollbacks_left(intervention: Intervention, governor: Governor) -> None:
-    """Stop the training of a single model that has used up its rollbacks."""
-    if intervention.exhausted[0]:
-        assert governor.settings is not None
-        raise DivergedError(
-            f"training diverged again ({_REASONS[Trouble(intervention.trouble[0])]}) after "
-            f"{governor.settings.max_rollbacks} rollbacks: the model is in its last good state; lower the learning "
-            "rate, or check the data and the loss"
-        )
 
 
 class ModelSnapshot:
@@ -274,6 +263,25 @@ class LearningCheck:
         self.checks_without_progress = 0
         """Checks in a row in which nothing showed that the network has learned."""
         self.learned = self.changed = False
+        self.loss_to_regain = math.nan
+        """The training loss before the last rollback; NaN once the model has regained it."""
+
+    def require_rollbacks_left(self, governor: Governor, intervention: Intervention, train_loss: float) -> None:
+        """Stop training that has used up its rollbacks; a model that has regained its loss has all of them again."""
+        if intervention.exhausted[0]:
+            assert governor.settings is not None
+            raise DivergedError(
+                f"training diverged again ({_REASONS[Trouble(intervention.trouble[0])]}) after "
+                f"{governor.settings.max_rollbacks} rollbacks without recovering: the model is in its last good state; "
+                "lower the learning rate, or check the data and the loss"
+            )
+        if intervention.rows[0]:
+            # The snapshot from before any check has no loss.
+            restored = float(intervention.loss_restored[0])
+            self.loss_to_regain = math.inf if math.isnan(restored) else restored
+        elif intervention.usual[0] and train_loss <= self.loss_to_regain:
+            governor.rollbacks[:] = 0
+            self.loss_to_regain = math.nan
 
     def has_diverged(self, metrics: Metrics, train_loss: float) -> bool:
         """Whether both losses are far above chance, and that of validation is worse than it was.

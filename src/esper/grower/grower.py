@@ -46,7 +46,7 @@ from esper.grower.evaluation import (
     read_criterion,
     store_contributions,
 )
-from esper.grower.governor import describe_rollback, require_rollbacks_left
+from esper.grower.governor import describe_rollback
 from esper.grower.refit import require_loss
 from esper.grower.spending import Spending
 from esper.grower.validation import Validation
@@ -205,7 +205,7 @@ class Grower:
                 removed outside the grower; another optimizer trains the model; or promises are due and no gradients
                 were recorded. With several processes, the arguments of the first one count.
             SlotError: a submodule with a slot was replaced.
-            DivergedError: training diverged more often than the governor's `max_rollbacks`.
+            DivergedError: training diverged more than `max_rollbacks` times without recovering in between.
             RunError: the run's folder belongs to another grower, or cannot be written.
         """
         backend, network, slots = self.backend, self.network, list(self.model.slots)
@@ -237,10 +237,10 @@ class Grower:
             # Measure the model and the modules whose turn it is, and roll back training that blew up.
             assessed = self.engine.assess(Deferred((), lambda: training), _EVERYONE)
             evaluation, intervention = assessed.evaluation, assessed.intervention
-            self._require_rollbacks_left(intervention)
+            train_loss = float(training.loss[0])
+            self._require_rollbacks_left(intervention, train_loss)
             assert isinstance(evaluation, ModelEvaluation)
             current = evaluation.metrics
-            train_loss = float(training.loss[0])
             rollback = describe_rollback(intervention, train_loss, slots)
             table = network.table
             learning = table.live & (table.stage != Stage.GERMINATED)
@@ -402,7 +402,7 @@ class Grower:
         Raises:
             ConfigError: a module was added or removed outside the grower.
             SlotError: a submodule with a slot was replaced, or the model was released.
-            DivergedError: training diverged more often than the governor's `max_rollbacks`.
+            DivergedError: training diverged more than `max_rollbacks` times without recovering in between.
             RunError: the run's folder was closed, or belongs to another grower.
         """
         backend, governor, network = self.backend, self.engine.governor, self.network
@@ -415,7 +415,7 @@ class Grower:
             if unfinished and governor.settings is not None and not backend.is_finite():
                 unknown = np.full(1, math.nan)
                 skill, finite = np.full((1, backend.skills), math.nan), np.zeros(1, np.bool_)
-                self._require_rollbacks_left(governor.check(unknown, skill, finite, None, _EVERYONE))
+                self._require_rollbacks_left(governor.check(unknown, skill, finite, None, _EVERYONE), math.nan)
             # The controller's thresholds for the modules as they were last measured.
             controller, rating = self.controller, None
             if unfinished and isinstance(controller, SeedRater):
@@ -482,9 +482,9 @@ class Grower:
         if self.backend.promise_recorder is not None:
             self.backend.promise_recorder.set_recording(self.promises_due)
 
-    def _require_rollbacks_left(self, intervention: Intervention) -> None:
+    def _require_rollbacks_left(self, intervention: Intervention, train_loss: float) -> None:
         try:
-            require_rollbacks_left(intervention, self.engine.governor)
+            self.backend.learning.require_rollbacks_left(self.engine.governor, intervention, train_loss)
         except DivergedError as error:
             failure = error
             self._notify(lambda callback: callback.on_failure(self, failure))
