@@ -284,7 +284,7 @@ def spoil(recipe: str, sickness: Callable[[Training, int], None], **changes: Any
 
 
 def convolutions(name: str, **changes: Any) -> Recipe:
-    return Recipe(name, Convolutions, ("norm1", "norm2"), blueprint="conv_heavy", **changes)
+    return Recipe(name, Convolutions, ("norm1", "norm2"), blueprint="conv3x3", **changes)
 
 
 def table_host(outputs: int = 1) -> Callable[[], nn.Module]:
@@ -423,7 +423,7 @@ SICK = [
         once(lambda t: scale_rate(t, 300)),
         host=Convolutions,
         slots=("norm1", "norm2"),
-        blueprint="conv_heavy",
+        blueprint="conv3x3",
     ),
     spoil(
         "characters, rate x100",

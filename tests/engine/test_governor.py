@@ -37,9 +37,10 @@ COURSES: dict[str, tuple[list[Trouble], list[Trouble]]] = {
     },
     "a loss far above the usual is trouble when it stays": (course([*CALM, 9, 9, 9]), [NONE] * 7 + [Trouble.EXPLODED]),
     "a high loss is not where validation has lost nothing": (course([*CALM, *[9.0] * 8], [0.5] * 13), [NONE] * 13),
-    "it is the usual one then": (
-        course([*CALM, *[9.0] * 6, *[99.0] * 3], [*[0.5] * 11, *[0.2] * 3]),
-        [NONE] * 13 + [Trouble.EXPLODED],
+    "unless that comes later": (course([*CALM, *[9.0] * 4], [*[0.5] * 8, 0.2]), [NONE] * 8 + [Trouble.EXPLODED]),
+    "after a window it is the usual one": (
+        course([*CALM, *[9.0] * 5, *[9.0] * 3, *[99.0] * 3], [*[0.5] * 11, *[0.2] * 5]),
+        [NONE] * 15 + [Trouble.EXPLODED],
     ),
     "nor is a lower skill at the usual loss": (course([1.0] * 9, [*[0.9] * 5, *[0.3] * 4]), [NONE] * 9),
     "noise near zero is not": (course([1e-4, 2e-4, 1e-4, *[0.03] * 6], [0.95, 0.96, 0.95, *[0.9] * 6]), [NONE] * 9),
@@ -120,6 +121,17 @@ def test_one_measure_of_skill_is_enough_to_collapse_by() -> None:
     judge(monitor, [[0.5, 0.5], [0.5, np.nan]])
     found = [judge(monitor, [[0.5, 0.0], [0.5, 0.0]]) for _ in range(3)]
     assert found == [[0, 0], [0, 0], [Trouble.COLLAPSED, Trouble.NONE]]
+
+
+def test_losses_explode_only_if_skill_is_lost_by_every_known_measure() -> None:
+    """By accuracy and losses; the second network overfits, the third has no accuracy, of the last nothing is known."""
+    monitor = Monitor(SETTINGS, 4, measures=2)
+    finite, unknown = np.ones(4, np.bool_), np.nan
+    for loss in CALM:
+        monitor.check(np.full(4, loss), np.array([[0.9, 0.9], [0.9, 0.9], [unknown, 0.9], [unknown] * 2]), finite)
+    worse = np.array([[0.5, 0.5], [0.5, 0.9], [unknown, 0.5], [unknown] * 2])
+    found = [monitor.check(np.full(4, 9.0), worse, finite).trouble.tolist() for _ in range(3)]
+    assert found == [[0] * 4, [0] * 4, [Trouble.EXPLODED, 0, Trouble.EXPLODED, 0]]
 
 
 def test_losses_far_above_chance_are_trouble_before_anything_is_usual() -> None:

@@ -118,7 +118,8 @@ def in_a_grower(settings: GovernorSettings, course: Course) -> list[Any]:
         with torch.no_grad():
             weight.fill_(step)
         try:
-            grower.step(train_loss=loss, val_loss=1.0, accuracy=accuracy)
+            # Not so far above chance that it is trouble by itself.
+            grower.step(train_loss=loss, val_loss=min(loss, 2.5), accuracy=accuracy)
         except DivergedError:
             return [*found, (float(weight.detach()[0, 0]), 1.0), "over"]
         found.append((float(weight.detach()[0, 0]), float(grower.engine.governor.rollbacks_used[0])))

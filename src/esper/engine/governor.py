@@ -107,18 +107,19 @@ class Monitor:
         mean, deviation = self._describe_window()
         far = mean + (settings.multiple - 1) * np.abs(mean)
         unusual = (loss > mean + settings.sigmas * deviation) & (loss > far)
-        lost = skill <= now["best_skill"] - settings.lead
+        # By every measure that is known: a network that overfits loses accuracy, but no training loss.
+        unknown = np.isnan(skill)
+        lost = (unknown | (skill <= now["best_skill"] - settings.lead)).all(1, keepdims=True) & ~unknown
         if diverged is not None:
             unusual |= diverged[:, None]
-            lost |= diverged[:, None]
+            lost = lost | diverged[:, None]
         guessing = (now["best_skill"] >= settings.lead) & (skill <= settings.collapsed)
         now["unusual"] = np.where(unusual, now["unusual"] + 1, 0)
         now["guessing"] = np.where(guessing, now["guessing"] + 1, 0)
         # Either becomes trouble if it lasts, a loss if skill was lost with it; what is not finite is trouble at once.
         not_finite = ~np.broadcast_to(finite[:, None], unusual.shape)
-        lasting = now["unusual"] >= settings.patience
         trouble = np.select(
-            [not_finite, now["guessing"] >= settings.patience, lasting & lost],
+            [not_finite, now["guessing"] >= settings.patience, lost & (now["unusual"] >= settings.patience)],
             [Trouble.NOT_FINITE, Trouble.COLLAPSED, Trouble.EXPLODED],
             Trouble.NONE,
         ).astype(np.int8)
@@ -130,8 +131,8 @@ class Monitor:
         now["losses"] = np.where(usual[..., None], window, now["losses"])
         now["best_skill"] = np.where(usual & (skill > now["best_skill"]), skill, now["best_skill"])
         self.forget(~sound, skill=True)
-        # Losses that stay high while nothing is lost are the usual ones from now on.
-        settled = sound & lasting
+        # Losses that stay high for a whole window while nothing is lost are the usual ones from now on.
+        settled = sound & (now["unusual"] >= max(settings.window, settings.patience))
         now["losses"][settled] = np.nan
         now["unusual"][settled] = 0
         first = (~sound).argmax(axis=1)[:, None]

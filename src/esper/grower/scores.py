@@ -348,12 +348,14 @@ class Scores:
     def compute_skills(self, metrics: Metrics, train_loss: float) -> tuple[float, float]:
         """Skill by accuracy, and by losses: 0 for a network that has learned nothing, 1 for a perfect one, NaN unknown.
 
-        By losses it is the greater improvement over chance of those of training and of validation: a network that
-        overfits has not forgotten anything.
+        By losses it is the greatest improvement of those of training and of validation: a network that overfits has not
+        forgotten anything. It is one over chance, or over the start, since a loss may have another scale.
         """
         if not self._has_reference:
             return UNKNOWN, UNKNOWN
-        return self._compute_accuracy_skill(metrics), max(self.improvement_over_chance(metrics, train_loss))
+        over_chance = self.improvement_over_chance(metrics, train_loss)
+        by_losses = max(*over_chance, *self.improvement_over_start(metrics, train_loss))
+        return self._compute_accuracy_skill(metrics), by_losses
 
     def improvement_over_chance(self, metrics: Metrics, train_loss: float) -> tuple[float, float]:
         """Relative improvement over the loss of chance, of the training and the validation loss."""
