@@ -123,7 +123,7 @@ def test_one_measure_of_skill_is_enough_to_collapse_by() -> None:
     assert found == [[0, 0], [0, 0], [Trouble.COLLAPSED, Trouble.NONE]]
 
 
-def test_losses_explode_only_if_skill_is_lost_by_every_known_measure() -> None:
+def test_losses_explode_only_if_skill_is_lost_by_the_last_measure() -> None:
     """By accuracy and losses; the second network overfits, the third has no accuracy, of the last nothing is known."""
     monitor = Monitor(SETTINGS, 4, measures=2)
     finite, unknown = np.ones(4, np.bool_), np.nan

@@ -85,7 +85,11 @@ def skill(accuracy: Floats, classes: int) -> Floats:
 
 
 class Monitor:
-    """Detects trouble from losses and skills over time, in each network and by each measure of skill by itself."""
+    """Detects trouble from losses and skills over time, in each network and by each measure of skill by itself.
+
+    Only the last measure tells whether an unusual loss is trouble. Where it is one of losses, a network that overfits,
+    and so loses accuracy, has lost nothing.
+    """
 
     def __init__(self, settings: GovernorSettings, networks: int, measures: int = 1) -> None:
         self._settings = settings
@@ -107,9 +111,7 @@ class Monitor:
         mean, deviation = self._describe_window()
         far = mean + (settings.multiple - 1) * np.abs(mean)
         unusual = (loss > mean + settings.sigmas * deviation) & (loss > far)
-        # By every measure that is known: a network that overfits loses accuracy, but no training loss.
-        unknown = np.isnan(skill)
-        lost = (unknown | (skill <= now["best_skill"] - settings.lead)).all(1, keepdims=True) & ~unknown
+        lost = skill[:, -1:] <= now["best_skill"][:, -1:] - settings.lead
         if diverged is not None:
             unusual |= diverged[:, None]
             lost = lost | diverged[:, None]
