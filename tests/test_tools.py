@@ -1,4 +1,4 @@
-"""The tools of this repository: equality to the bit, defects that are put back, and releases."""
+"""The tools of this repository: equality to the bit, defects that are put back, releases, and figures of code."""
 
 import ast
 import json
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from tools import bit_scenarios, release, same_bits
+from tools import bit_scenarios, release, same_bits, size
 from tools.mutations import CHECK, MUTATIONS, ROOT, SOURCE, Mutation, apply, find_catchers, read_lineage
 
 TREE = {"decision 1": {"op": "wait", "loss": 0.5, "contributions": {"1": math.nan}}, "events": [{"step": 0}]}
@@ -105,9 +105,6 @@ def test_a_changed_constant_is_found(tmp_path: Path, capsys: pytest.CaptureFixtu
 # Every defect that `tools/mutations.py` puts back can still be put back; the tool itself runs the tests.
 
 
-IDS = [f"{number} {mutation.row}".strip() for number, mutation in enumerate(MUTATIONS, start=1)]
-
-
 def copy_file(mutation: Mutation, folder: Path) -> Path:
     copy = folder / mutation.file
     copy.parent.mkdir(parents=True)
@@ -115,12 +112,12 @@ def copy_file(mutation: Mutation, folder: Path) -> Path:
     return copy
 
 
-@pytest.mark.parametrize("mutation", MUTATIONS, ids=IDS)
-def test_a_defect_applies_to_the_source_and_makes_another_program(mutation: Mutation, tmp_path: Path) -> None:
-    copy = copy_file(mutation, tmp_path)
-    before = ast.dump(ast.parse(copy.read_text()))
-    apply(mutation, tmp_path)
-    assert ast.dump(ast.parse(copy.read_text())) != before
+def test_every_defect_applies_to_the_source_and_makes_another_program(tmp_path: Path) -> None:
+    for number, mutation in enumerate(MUTATIONS):
+        copy = copy_file(mutation, tmp_path / str(number))
+        before = ast.dump(ast.parse(copy.read_text()))
+        apply(mutation, tmp_path / str(number))
+        assert ast.dump(ast.parse(copy.read_text())) != before, mutation
 
 
 @pytest.mark.parametrize("passage", ["no such passage", "import"])
@@ -242,3 +239,47 @@ def test_uncommitted_changes_are_never_lost(checkout: Path, monkeypatch: pytest.
     with pytest.raises(SystemExit, match="uncommitted"):
         make_release(monkeypatch, "0.2.0")
     assert "mine" in (checkout / "version.py").read_text()
+
+
+# How code is written is counted in the same way for Esper's rooms and for other folders.
+
+
+CODE = '''"""Two lines
+of docstring."""
+
+from typing import (
+    NamedTuple,
+)
+
+
+class Pair(NamedTuple):
+    # A comment line.
+    first: int  # not one
+
+
+class Plain:
+    def forward(self, value):
+        """A forwarder."""
+        return _once(value)
+
+
+def _once(value):
+    value += 1
+    return _twice(_twice(value))
+
+
+def _twice(value):
+    return value
+'''
+
+
+def test_figures_of_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "code.py").write_text(CODE)
+    lines = CODE.count("\n")
+    counts = {"files": 1, "lines": lines, "bytes": len(CODE), "classes": 2, "dataclasses": 1, "forwarders": 1}
+    assert size.measure(tmp_path.rglob("*.py"), tmp_path) == {
+        **counts,
+        "one caller": 1,  # _once; _twice is called at two places
+        "imports": 3 / lines,
+        "comments": 100 / 13,  # one in 13 lines of code
+    }

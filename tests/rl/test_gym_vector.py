@@ -86,30 +86,6 @@ def test_spaces_are_finite_and_hold_what_is_observed(promise: dict[str, int] | N
     assert terminated.all()
 
 
-def test_masks_say_exactly_what_is_legal() -> None:
-    env = make(rules=open_rules(cooldown=(1, 1, 1), isolation="shadow", min_training_steps=1))
-    rng = np.random.default_rng(0)
-    observation, info = env.reset(seed=0)
-    ops: set[int] = set()
-    for _ in range(STEPS):
-        flat = env.action_masks()
-        assert flat.dtype == np.bool_
-        assert np.array_equal(flat, observation["action_mask"])
-        offsets = np.cumsum([0, *count_choices(S, K)[:-1]])
-        chosen = legal_actions(env, info, rng)
-        observation, _, _, _, after = env.step(chosen)
-        for row in range(E):
-            # A legal action takes effect but for the heads that its operation does not read ...
-            relevant = after["action"][row] != 0
-            assert (after["action"][row][relevant] == chosen[row][relevant]).all()
-            assert after["action"][row, Head.OP] == chosen[row, Head.OP]
-            # ... and each of its choices is in the flat mask.
-            assert flat[row][offsets + after["action"][row]].all()
-        ops |= set(chosen[:, Head.OP].tolist())
-        info = after
-    assert len(ops) >= 5
-
-
 def legal_by(masks: dict[str, np.ndarray], chosen: np.ndarray) -> bool:
     """Whether one network's conditional masks allow all heads that the operation reads."""
     op, slot = chosen[:2]
@@ -121,20 +97,28 @@ def legal_by(masks: dict[str, np.ndarray], chosen: np.ndarray) -> bool:
 
 
 def test_an_action_takes_effect_if_and_only_if_the_conditional_masks_allow_it() -> None:
-    env, rng = make(), np.random.default_rng(0)
-    _, info = env.reset(seed=0)
+    env = make(rules=open_rules(cooldown=(1, 1, 1), isolation="shadow", min_training_steps=1))
+    rng, offsets = np.random.default_rng(0), np.cumsum([0, *count_choices(S, K)[:-1]])
+    observation, info = env.reset(seed=0)
     verdicts: list[bool] = []
+    ops: set[int] = set()
     for _ in range(STEPS):
+        flat = env.action_masks()
+        assert np.array_equal(flat, observation["action_mask"])
         chosen = rng.integers(count_choices(S, K), size=(E, len(Head)))
         legal_ones = legal_actions(env, info, rng)
-        chosen = np.where(rng.random((E, 1)) < 0.5, legal_ones, chosen)
-        before, info = info["masks"], env.step(chosen)[-1]
+        chosen = np.where(rng.random((E, 1)) < 0.75, legal_ones, chosen)
+        before = info["masks"]
+        observation, *_, info = env.step(chosen)
         for row in range(E):
             own = {name: mask[row] for name, mask in before.items() if not name.startswith("_")}
             verdicts.append(legal_by(own, chosen[row]))
             expected = clear_irrelevant_heads(chosen)[row] if verdicts[-1] else make_wait_actions(1)[0]
             assert info["action"][row].tolist() == expected.tolist()
             assert info["canonicalised"][row] == (expected != chosen[row]).any()
+            assert flat[row][offsets + expected].all()
+            ops.add(int(expected[Head.OP]))
+    assert len(ops) >= 5
     assert min(verdicts.count(True), verdicts.count(False)) >= 5
 
 
@@ -226,11 +210,8 @@ def test_the_split_and_the_suite_are_the_ones_asked_for() -> None:
     ("settings", "error", "message"),
     [
         ({"reward": "outcom"}, ConfigError, "did you mean 'outcome'"),
-        ({"split": "trian"}, ConfigError, "split"),
-        ({"rules": {"cooldwn": (1, 1, 1)}}, ConfigError, "did you mean `rules.cooldown`"),
         ({"rules": {"cooldown": (0, 1, 1)}}, ConfigError, r"`rules.cooldown\[0\]` is 0"),
         ({"siute": "tokens"}, ConfigError, "did you mean `suite`"),
-        ({"device": "gpu0"}, ConfigError, "'gpu0' is not a torch device"),
         ({"count": 0}, ConfigError, "num_envs is 0"),
     ],
 )
@@ -317,6 +298,7 @@ def test_modes_are_declared_where_gymnasium_looks(mode: AutoresetMode) -> None:
     assert env.unwrapped.autoreset_mode is mode
     assert env.num_envs == 2
     assert env.unwrapped.spec.id == "esper/Growth-v0"
+    assert json.loads(env.unwrapped.spec.to_json())["kwargs"]["rules"]["cooldown"]
     assert {make_vector(1, autoreset_mode=one).metadata["autoreset_mode"] for one in Mode} == set(Mode)
 
 
@@ -404,11 +386,6 @@ def test_gymnasium_s_own_statistics_agree(mode: AutoresetMode) -> None:
         env.step(make_wait_actions(E))
 
 
-def test_specs_are_plain_json() -> None:
-    env = gymnasium.make_vec(esper.rl.ENVIRONMENT, num_envs=2, suite="digits", rules={"cooldown": [1, 1, 1]})
-    assert json.loads(env.unwrapped.spec.to_json())["kwargs"]["suite"] == "digits"
-
-
 def test_importing_esper_imports_neither_torch_nor_gymnasium() -> None:
     script = """
 import sys, esper
@@ -428,17 +405,11 @@ def make_single() -> GrowthEnv:
     return GrowthEnv(rules=RULES)
 
 
-def test_gymnasium_s_checker_has_nothing_to_say() -> None:
+def test_gymnasium_s_checker_has_nothing_to_say_and_its_wrappers_play_an_episode_to_its_end() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         env = gymnasium.make(esper.rl.ENVIRONMENT, rules=RULES)
         check_env(env.unwrapped, skip_render_check=False)
-
-
-def test_gymnasium_s_wrappers_let_an_episode_run_to_its_end() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        env = gymnasium.make(esper.rl.ENVIRONMENT, rules=RULES)
         env.action_space.seed(0)
         env.reset(seed=0)
         ends = [env.step(env.action_space.sample())[2:4] for _ in range(STEPS)]
@@ -466,19 +437,6 @@ def test_it_is_a_view_of_one_network() -> None:
         assert terminated
         assert len(ops) >= 3
         assert single.final_score() == vector.final_score().score[0]
-
-
-def test_an_episode_must_be_begun_and_ends() -> None:
-    env = make_single()
-    with pytest.raises(ResetNeeded):
-        env.step(make_wait_actions(1)[0])
-    env.reset(seed=0)
-    for _ in range(STEPS):
-        env.step(make_wait_actions(1)[0])
-    with pytest.raises(ResetNeeded):
-        env.step(make_wait_actions(1)[0])
-    with pytest.raises(ConfigError, match="unknown reset option 'mask'"):
-        env.reset(options={"mask": True})
 
 
 def test_what_is_returned_is_the_caller_s() -> None:
