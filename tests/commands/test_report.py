@@ -19,14 +19,9 @@ from train.results_cases import planted
 pytestmark = pytest.mark.landing
 
 
-def test_the_page_lies_in_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = trained(tmp_path / "run")
-    assert main(["report", str(run.path)]) == 0
-    assert run.report.is_file()
-    assert capsys.readouterr().out == f"report: {run.report}\n"
-
-
-def test_figures_and_tables_lie_beside_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_lies_in_the_run_or_beside_its_figures_and_tables(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run, out = trained(tmp_path / "run", steps=False), tmp_path / "new" / "out"
     assert main(["report", str(run.path), "--out", str(out)]) == 0
     assert (out / "report.html").is_file()
@@ -36,24 +31,21 @@ def test_figures_and_tables_lie_beside_the_page(tmp_path: Path, capsys: pytest.C
     words = capsys.readouterr().out
     assert f"2 figures: {out / 'figures'}" in words
     assert f"2 tables: {out / 'tables'}" in words
+    assert main(["report", str(run.path)]) == 0
+    assert run.report.is_file()
+    assert capsys.readouterr().out == f"report: {run.report}\n"
 
 
-def test_a_bare_host_is_only_for_a_grown_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = trained(tmp_path / "run")
-    assert main(["report", str(run.path), "--bare", str(run.path)]) == 2
-    assert "a bare host is compared with one run of a `Grower`" in capsys.readouterr().err
-
-
-def test_what_is_no_run_is_refused_in_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["report", str(tmp_path)]) == 2
-    assert "neither a run nor a comparison" in capsys.readouterr().err
-
-
-def test_a_file_in_the_way_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = trained(tmp_path / "run")
+def test_what_cannot_be_reported_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = str(trained(tmp_path / "run").path)
     (tmp_path / "file").touch()
-    assert main(["report", str(run.path), "--out", str(tmp_path / "file")]) == 2
-    assert "choose another place" in capsys.readouterr().err
+    for words, sentence in (
+        ([run, "--bare", run], "a bare host is compared with one run of a `Grower`"),
+        ([str(tmp_path)], "neither a run nor a comparison"),
+        ([run, "--out", str(tmp_path / "file")], "choose another place"),
+    ):
+        assert main(["report", *words]) == 2
+        assert sentence in capsys.readouterr().err
 
 
 def of_seed(folder: Path, seed: int, count: int = 60) -> RunDirectory:

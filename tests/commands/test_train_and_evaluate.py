@@ -48,29 +48,21 @@ def last_json(text: str) -> dict[str, Any]:
     return json.loads(text.splitlines()[-1])
 
 
-def test_training_leaves_a_whole_run_directory(tmp_path: Path, capsys: Capture):
+def test_training_leaves_a_whole_run_directory_and_a_line_for_machines(tmp_path: Path, capsys: Capture):
     path = tmp_path / "run"
-    assert main(["train", "--run-dir", str(path), "--seed", "7", *options("iterations=1")]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    assert main(["train", "--run-dir", str(path), "--seed", "7", "--json", *options("iterations=1")]) == 0
+    captured = capsys.readouterr()
+    lines, record = captured.err.splitlines(), last_json(captured.out)
+    assert captured.out.count("\n") == 1  # progress went to stderr
+    assert (record["run"], record["iterations"], record["environment_steps"]) == (str(path), 1, 8 * 8)
+    assert {"objective", "probe_score", "seconds", "environment_steps_per_second"} <= record.keys()
+    assert {"none", "heuristic"} <= record["baselines"].keys()
     assert lines[-1] == f"run: {path}"
     assert f"compare it on new instances with: esper evaluate {path}" in lines
     for name in ("config.yaml", "run.db", "checkpoints", "report.html"):
         assert (path / name).exists()
     assert "seed: 7" in (path / "config.yaml").read_text()
     assert Checkpoints(path / "checkpoints").iterations() == [0, 1]
-
-
-def test_training_prints_a_line_for_machines(tmp_path: Path, capsys: Capture):
-    path = tmp_path / "run"
-    assert main(["train", "--run-dir", str(path), "--json", *options("iterations=2")]) == 0
-    captured = capsys.readouterr()
-    record = last_json(captured.out)
-    assert captured.out.count("\n") == 1  # progress went to stderr
-    assert f"run: {path}" in captured.err
-    assert (record["run"], record["iterations"]) == (str(path), 2)
-    assert {"objective", "probe_score", "seconds", "environment_steps_per_second"} <= record.keys()
-    assert {"none", "heuristic"} <= record["baselines"].keys()
-    assert record["environment_steps"] == 2 * 8 * 8
 
 
 def test_training_says_in_what_it_differs_from_the_defaults(
@@ -155,7 +147,7 @@ def test_a_complete_run_that_is_resumed_is_finished(run: Path, capsys: Capture, 
         assert len(reader.events(RunResumed)) == (0 if ended else 1)
 
 
-def test_evaluation_prints_a_table_and_writes_records(run: Path, capsys: Capture):
+def test_evaluation_prints_a_table_writes_records_and_has_a_line_for_machines(run: Path, capsys: Capture):
     assert main(["evaluate", str(run), "--instances", "4", "--transfer", "2"]) == 0
     text = capsys.readouterr().out
     assert "4 held-out instances" in text
@@ -168,17 +160,16 @@ def test_evaluation_prints_a_table_and_writes_records(run: Path, capsys: Capture
     }
     assert "Not evaluated yet" not in (run / "report.html").read_text()
 
-
-def test_evaluation_prints_a_line_for_machines(run: Path, capsys: Capture):
     assert main(["evaluate", str(run), "--instances", "4", "--transfer", "0", "--json"]) == 0
     captured = capsys.readouterr()
     assert captured.out.count("\n") == 1
     record = last_json(captured.out)
     assert (record["run"], record["iteration"], record["heldout"]["instances"]) == (str(run), 2, 4)
     assert "transfer" not in record
-    other = next(one for one in record["heldout"]["standings"] if one["name"] == "none")
+    policy, other = (
+        next(one for one in record["heldout"]["standings"] if one["name"] == name) for name in ("policy", "none")
+    )
     assert other["score_interval"][0] <= other["score"] <= other["score_interval"][1]
-    policy = next(one for one in record["heldout"]["standings"] if one["name"] == "policy")
     assert other["difference"] == pytest.approx(policy["score"] - other["score"])
     assert 0 <= other["probability_of_improvement"] <= 1
 
@@ -206,7 +197,8 @@ def test_truncated_and_foreign_checkpoints(command: list[str], run: Path, capsys
     assert "is not an Esper checkpoint" in refused([*command, str(run)], capsys)
 
 
-def test_a_checkpoint_of_other_settings(run: Path, capsys: Capture):
+def test_a_checkpoint_of_other_settings_and_a_directory_in_use(run: Path, capsys: Capture):
+    assert "is not empty" in refused(["train", "--run-dir", str(run)], capsys)
     config = run / "config.yaml"
     config.write_text(config.read_text().replace("hidden: 16", "hidden: 24"))
     assert "checkpoint" in refused(["evaluate", str(run)], capsys)
@@ -225,10 +217,6 @@ def test_settings_that_cannot_be(override: str, sentence: str, tmp_path: Path, c
     words = ["train", "--run-dir", str(tmp_path / "run"), "--set", override]
     assert sentence in refused(words, capsys)
     assert not (tmp_path / "run").exists()
-
-
-def test_a_directory_in_use(run: Path, capsys: Capture):
-    assert "is not empty" in refused(["train", "--run-dir", str(run)], capsys)
 
 
 @pytest.mark.parametrize("extra", [["--seed", "1"], ["--set", "iterations=9"], ["--run-dir", "elsewhere"]])

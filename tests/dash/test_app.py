@@ -57,10 +57,17 @@ def get(folder: Path, path: str) -> Any:
     return json.loads(answer.text, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
 
 
-def test_the_list_says_how_runs_stand_and_their_newest_value(planted: Path):
+def test_runs_their_learning_and_their_comparison(planted: Path):
     (run,) = get(planted, "/api/runs")["runs"]
     assert (run["name"], run["state"], run["done"], run["total"]) == ("run", "finished", 2, 2)
     assert (run["metric"], run["value"], run["suite"], run["seed"]) == ("J", pytest.approx(0.57), "tokens", 0)
+    found = get(planted, "/api/learning?run=run")
+    assert (found["iterations"], found["baselines"]) == ([1, 2], BASELINES)
+    assert found["series"]["probe_score"] == pytest.approx([0.58, 0.59])
+    assert [one["iteration"] for one in found["anomalies"]] == [1, 2]
+    run, gone = get(planted, "/api/compare?run=run&run=gone")["runs"]
+    assert (run["values"], run["probe"]["iteration"]) == (pytest.approx([0.56, 0.57]), 2)
+    assert "no run" in gone["error"]
 
 
 def test_a_population_is_that_of_the_newest_episode_unless_another_is_asked_for(planted: Path):
@@ -73,24 +80,20 @@ def test_a_population_is_that_of_the_newest_episode_unless_another_is_asked_for(
     assert get(planted, "/api/population?run=run&episode=1")["episode"]["number"] == 1
 
 
-def test_a_network_is_told_in_full(planted: Path):
+def test_a_network_is_told_in_full_and_its_seeds_live_as_the_view_of_the_store_says(planted: Path):
     found = get(planted, "/api/network?run=run&environment=1&episode=1")
     assert len(found["decisions"]) == PLAN.steps
     assert {one["environment"] for one in found["decisions"]} == {1}
     assert [seed["outcome"] for seed in found["seeds"]] == ["fossilized", "fossilized"]
     assert found["looks"] == list(range(PLAN.steps))
     assert (len(found["rollbacks"]), found["started"]["family"]) == (1, FAMILIES[1])
-
-
-def test_seeds_live_as_the_view_of_the_store_says(planted: Path):
     columns = ("slot", "blueprint", "germinated", "blended", "held", "fossilized", "pruned", "outcome", "cause")
     columns += ("contribution", "error", "price", "threshold")
     with RunReader.open(planted / "run" / "run.db") as reader:
         stored = reader.rows(
             f"SELECT {', '.join(columns)} FROM seeds WHERE episode = 1 AND environment = 1 ORDER BY germinated"
         )
-    seeds = get(planted, "/api/network?run=run&environment=1&episode=1")["seeds"]
-    assert [tuple(seed.get(column) for column in columns) for seed in seeds] == stored
+    assert [tuple(seed.get(column) for column in columns) for seed in found["seeds"]] == stored
 
 
 def test_what_the_policy_saw_is_there_of_watched_networks_only(planted: Path):
@@ -147,20 +150,6 @@ def test_damaged_interactions_are_refused_in_a_sentence(tmp_path: Path, path: st
     answer = client(tmp_path).get("/api/interactions?run=run")
     assert answer.status_code == 404
     assert "damaged" in answer.json()["error"]
-
-
-def test_learning_has_all_figures_by_iteration(planted: Path):
-    found = get(planted, "/api/learning?run=run")
-    assert found["iterations"] == [1, 2]
-    assert found["series"]["probe_score"] == pytest.approx([0.58, 0.59])
-    assert found["baselines"] == BASELINES
-    assert [one["iteration"] for one in found["anomalies"]] == [1, 2]
-
-
-def test_a_comparison_tells_of_every_run_asked_for(planted: Path):
-    run, gone = get(planted, "/api/compare?run=run&run=gone")["runs"]
-    assert (run["values"], run["probe"]["iteration"]) == (pytest.approx([0.56, 0.57]), 2)
-    assert "no run" in gone["error"]
 
 
 def evaluated_run(folder: Path) -> RunDirectory:
@@ -350,11 +339,19 @@ def names(*places: Path) -> list[str]:
     return sorted(RunFinder(places).find())
 
 
-def test_runs_are_found_in_folders_and_by_themselves(tmp_path: Path):
+def test_runs_are_found_in_folders_and_by_themselves_under_names_that_can_be_shown(tmp_path: Path):
     plant(tmp_path / "runs" / "first", SMALL)
     plant(tmp_path / "runs" / "sweep" / "seed0", SMALL)
     assert names(tmp_path / "runs") == ["first", "sweep/seed0"]
     assert names(tmp_path / "runs" / "first") == ["first"]
+    plant(tmp_path / "other" / "first", SMALL)
+    assert names(tmp_path / "runs", tmp_path / "other") == [str(tmp_path / "other" / "first"), "first", "sweep/seed0"]
+    # Hidden and deep folders are left alone.
+    plant(tmp_path / "left" / ".hidden" / "run", SMALL)
+    plant(tmp_path.joinpath("left", *"abcdefgh"[: DEPTH + 1]), SMALL)
+    assert names(tmp_path / "left") == []
+    plant(Path(os.fsdecode(os.fsencode(tmp_path / "bytes") + b"/bad\xff")), SMALL)
+    assert names(tmp_path / "bytes") == ["bad\ufffd"]
 
 
 def test_new_runs_show_and_vanished_ones_do_not(tmp_path: Path):
@@ -367,27 +364,9 @@ def test_new_runs_show_and_vanished_ones_do_not(tmp_path: Path):
         finder.store("late")
 
 
-def test_runs_of_the_same_name_keep_apart(tmp_path: Path):
-    for place in ("one", "other"):
-        plant(tmp_path / place / "run", SMALL)
-    found = RunFinder((tmp_path / "one", tmp_path / "other")).find()
-    assert sorted(found) == [str(tmp_path / "other" / "run"), "run"]
-
-
-def test_hidden_and_deep_folders_are_left_alone(tmp_path: Path):
-    plant(tmp_path / ".hidden" / "run", SMALL)
-    plant(tmp_path.joinpath(*"abcdefgh"[: DEPTH + 1]), SMALL)
-    assert names(tmp_path) == []
-
-
 @pytest.mark.parametrize("name", ["../outside", "..", "/etc", "first/../../outside", "first\0", ""])
 def test_no_name_leads_outside(tmp_path: Path, name: str):
     plant(tmp_path / "outside", SMALL)
     plant(tmp_path / "runs" / "first", SMALL)
     with pytest.raises(RunError):
         RunFinder((tmp_path / "runs",)).store(name)
-
-
-def test_a_name_of_any_bytes_can_be_shown(tmp_path: Path):
-    plant(Path(os.fsdecode(os.fsencode(tmp_path) + b"/bad\xff")), SMALL)
-    assert names(tmp_path) == ["bad�"]

@@ -60,17 +60,11 @@ def progress_of(count: int, total: int = 40, **update: object) -> TrainingProgre
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_everything_fits_a_terminal(width: int):
-    progress = progress_of(23)
-    progress.add(iteration(24, anomalies=(ALARMS[Anomaly.EXPLAINED_VARIANCE],)))
-    lines = drawn(progress, width)
+def test_the_panel_says_what_matters_and_fits_a_terminal(width: int):
+    lines = drawn(progress_of(23), width)
     assert max(map(len, lines)) <= width
-    assert len(lines) < TERMINAL_ROWS
-
-
-@pytest.mark.parametrize("width", WIDTHS)
-def test_the_panel_says_what_matters(width: int):
-    text = "\n".join(drawn(progress_of(23), width))
+    assert len(lines) < TERMINAL_ROWS - 1, "room for an anomaly"
+    text = "\n".join(lines)
     for words in ["iteration 23/40", "left", "policy (greedy)", "0.655", "at iteration 20", "heuristic", "0.641"]:
         assert words in text
     for words in ["accuracy", "0.672", "113% of the host's parameters", "layer0 81%", "germinate 18%", "entropy"]:
@@ -79,13 +73,11 @@ def test_the_panel_says_what_matters(width: int):
         assert words in text
     assert all(f"{family} {value:.2f}" in text for family, value in FAMILIES.items())
     assert "advance" not in text  # an operation that never occurs
-
-
-def test_controllers_stand_in_order_of_their_scores():
-    lines = drawn(progress_of(23), 80)
-    names = [line.split()[0] for line in lines if line.endswith("●") or "●" in line]
-    assert names == ["policy", "heuristic", "periodic", "all_at_start", "none", "random"]
-    places = [line.index("●") for line in lines if "●" in line]
+    # Controllers stand in the order of their scores.
+    scale = [line for line in lines if "●" in line]
+    names = ["policy", "heuristic", "periodic", "all_at_start", "none", "random"]
+    assert [line.split()[0] for line in scale] == names
+    places = [line.index("●") for line in scale]
     assert places == sorted(places, reverse=True)
 
 
@@ -123,21 +115,14 @@ def test_time_left_follows_the_recent_pace():
     assert PACE_WINDOW < 10  # else this shows nothing
 
 
-def test_a_resumed_run_knows_its_past():
+def test_a_resumed_run_knows_its_past_and_curves_are_smoothed():
     progress = TrainingProgress(Console(), 10, [0.5, 0.6])
     progress.add(iteration(3, 10))
     assert progress.done == 3
     assert "iteration 3/10" in "\n".join(drawn(TrainingProgress(Console(), 10, [0.5, 0.6, 0.7], levels=LEVELS), 80))
-
-
-def test_smoothing_is_the_mean_of_the_last_five():
     assert moving_average([]) == []
     assert moving_average([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]) == pytest.approx([1, 1.5, 2, 2.5, 3, 4])
-
-
-def test_sparklines_span_the_blocks():
-    assert sparkline([0, 1, 2, 3, 4, 5, 6, 7], 8) == "▁▂▃▄▅▆▇█"
-    assert sparkline([1, 1], 8) == "▁▁"
+    assert [sparkline(values, 8) for values in ([0, 1, 2, 3, 4, 5, 6, 7], [1, 1])] == ["▁▂▃▄▅▆▇█", "▁▁"]
     assert len(sparkline(list(range(100)), 8)) == 8
 
 
@@ -257,6 +242,16 @@ def test_only_what_came_since_is_new_and_only_of_the_types_asked_for(store: Path
     assert StoreFollower(store).poll(["run_failed"]).records == []
 
 
+def test_a_follower_takes_up_after_any_event_unless_it_is_far_behind(store: Path, monkeypatch: pytest.MonkeyPatch):
+    ids = [record.id for record in StoreFollower(store).poll(STEPS).records]
+    assert len(ids) == SMALL.steps * SMALL.iterations
+    assert [record.id for record in StoreFollower(store, ids[0]).poll(STEPS).records] == ids[1:]
+    monkeypatch.setattr(stream, "BACKLOG", 3)
+    follower = StoreFollower(store)
+    assert follower.poll(STEPS).reload
+    assert not follower.poll(STEPS).reload
+
+
 def test_closing_waits_for_the_poll_under_way(store: Path, monkeypatch: pytest.MonkeyPatch):
     follower, asked, answer, real = StoreFollower(store), Event(), Event(), RunReader.last_id
 
@@ -277,26 +272,14 @@ def test_closing_waits_for_the_poll_under_way(store: Path, monkeypatch: pytest.M
         closed.result()
 
 
-def test_a_follower_takes_up_after_any_event(store: Path):
-    ids = [record.id for record in StoreFollower(store).poll(STEPS).records]
-    assert len(ids) == SMALL.steps * SMALL.iterations
-    assert [record.id for record in StoreFollower(store, ids[0]).poll(STEPS).records] == ids[1:]
-
-
-def test_a_rewind_makes_everything_known_doubtful(store: Path):
-    follower = StoreFollower(store, newest(store))
-    with RunStore.open(store) as writer:
-        writer.rewind(1)
-    update = follower.poll(STEPS)
-    assert update.reload
-    assert update.last_id == newest(store)
-
-
-def test_a_rewind_that_was_made_good_at_once_is_told_by_the_resumption(store: Path):
+def test_a_rewind_makes_everything_known_doubtful_also_when_it_is_made_good_at_once(store: Path):
     before = newest(store)
-    follower = StoreFollower(store, before)
+    follower, early = StoreFollower(store, before), StoreFollower(store, before)
     with RunStore.open(store) as writer:
         writer.rewind(1)
+    update = early.poll(STEPS)
+    assert (update.reload, update.last_id) == (True, newest(store))
+    with RunStore.open(store) as writer:
         while writer.last_id() <= before:
             writer.emit(RunResumed(iteration=1, platform={"esper": "0.1.0"}))
             writer.flush()
@@ -312,13 +295,6 @@ def test_ids_that_are_given_again_are_noticed(store: Path):
             writer.emit(CheckpointWritten(iteration=2, file="file", sha256="hash"))
             writer.flush()
     assert newest(store) == before
-    assert follower.poll(STEPS).reload
-    assert not follower.poll(STEPS).reload
-
-
-def test_who_is_far_behind_loads_anew(store: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(stream, "BACKLOG", 3)
-    follower = StoreFollower(store)
     assert follower.poll(STEPS).reload
     assert not follower.poll(STEPS).reload
 

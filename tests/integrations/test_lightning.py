@@ -24,7 +24,7 @@ lightning = pytest.importorskip("lightning.pytorch")
 torchmetrics = pytest.importorskip("torchmetrics")
 from esper.integrations.lightning import LightningGrower, LightningLadder  # noqa: E402
 
-pytestmark = pytest.mark.landing
+pytestmark = [pytest.mark.landing, pytest.mark.filterwarnings("ignore")]
 
 EPOCHS = 4
 
@@ -73,10 +73,8 @@ def fit(
     checkpoint = lightning.callbacks.ModelCheckpoint(dirpath=folder, filename="last", enable_version_counter=False)
     logger = lightning.loggers.CSVLogger(folder)
     settings = {"gradient_clip_val": 1.0, "logger": logger, "log_every_n_steps": 1, **options}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        trainer = make_trainer(epochs, growth, *others, checkpoint, **settings)
-        trainer.fit(module, minibatches(), ckpt_path=resume)
+    trainer = make_trainer(epochs, growth, *others, checkpoint, **settings)
+    trainer.fit(module, minibatches(), ckpt_path=resume)
     return trainer
 
 
@@ -204,17 +202,14 @@ def test_forks_learn_without_a_line_of_the_users_and_nobody_else_notices(tmp_pat
     assert torch.equal(remembered(late.grower), remembered(growths[1].grower))
 
 
-def test_decisions_come_every_so_many_steps(tmp_path: Path):
-    growth = callback(every_n_steps=3)
-    fit(tmp_path, Classifier(), growth, EPOCHS)
-    assert growth.grower.decisions == EPOCHS * 2 // 3
-
-
-def test_a_plateau_stops_the_trainer(tmp_path: Path):
+def test_a_plateau_stops_the_trainer_and_decisions_come_every_so_many_steps(tmp_path: Path):
     growth = LightningGrower(lambda _: (0.5, 0.5), controller="none", growth=GrowthConfig(plateau=2))
     trainer = fit(tmp_path, Classifier(), growth, 2 * EPOCHS)
     assert growth.grower.finished
     assert trainer.current_epoch == growth.grower.decisions == 3
+    growth = callback(every_n_steps=3)
+    fit(tmp_path, Classifier(), growth, EPOCHS)
+    assert growth.grower.decisions == EPOCHS * 2 // 3
 
 
 class Validated(Classifier):
@@ -232,9 +227,7 @@ class Validated(Classifier):
 
 def validated(*callbacks: Any, **options: Any) -> Validated:
     module, points = Validated(), DataLoader(TensorDataset(*make_data(16, seed=2)), batch_size=16)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        make_trainer(2 * EPOCHS, *callbacks, **options).fit(module, minibatches(), points)
+    make_trainer(2 * EPOCHS, *callbacks, **options).fit(module, minibatches(), points)
     return module
 
 
@@ -265,6 +258,8 @@ def test_what_cannot_grow_is_refused(tmp_path: Path):
         fit(tmp_path, Classifier(groups=False), callback(), 1)
     with pytest.raises(ConfigError, match="every_n_steps is 0"):
         callback(every_n_steps=0)
+    with pytest.raises(ConfigError, match=r"^EMAWeightAveraging comes before LightningGrower .*: put Lightning"):
+        make_trainer(1, average(), callback()).fit(Classifier(), minibatches())
 
 
 def average() -> Any:
@@ -283,12 +278,6 @@ def test_an_average_of_the_weights_grows_and_resumes_with_the_model(tmp_path: Pa
     resumed = Classifier(seed=5)
     fit(tmp_path / "half", resumed, callback(), resume=tmp_path / "half" / "last.ckpt", others=[average()])
     assert_equal(resumed, whole)
-
-
-def test_an_average_before_the_grower_is_refused():
-    trainer = make_trainer(1, average(), callback())
-    with pytest.raises(ConfigError, match=r"^EMAWeightAveraging comes before LightningGrower .*: put Lightning"):
-        trainer.fit(Classifier(), minibatches())
 
 
 class Finetuned(Classifier):
@@ -334,10 +323,8 @@ def test_a_fit_with_a_finetuning_callback_resumes_with_live_seeds(finetuning: An
             dirpath=tmp_path / folder, filename="last", enable_version_counter=False
         )
         both = [other, growth] if first else [growth, other]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            trainer = make_trainer(epochs, *both, checkpoint)
-            trainer.fit(module, minibatches(), ckpt_path=resume)
+        trainer = make_trainer(epochs, *both, checkpoint)
+        trainer.fit(module, minibatches(), ckpt_path=resume)
         return growth, trainer
 
     whole = Finetuned()
@@ -407,6 +394,9 @@ def test_a_ladder_of_sizes_comes_from_one_fit_and_goes_on_from_any_checkpoint(tm
     assert [rung.depth for rung in whole.rungs] == [1, 2, 4]
     assert trainer.global_step == whole.plan.total_steps == 36
     assert [rung.flops for rung in whole.rungs] == pytest.approx([rung.flops for rung in whole.plan.rungs])
+    accumulated, trainer = climb(tmp_path / "accumulated", accumulate_grad_batches=5)
+    assert trainer.global_step == 36
+    assert [rung.flops for rung in accumulated.rungs] == pytest.approx([rung.flops for rung in accumulated.plan.rungs])
     # After checkpoints in the first size and in the third.
     for last in (16, 33):
         folder = tmp_path / str(last)
@@ -450,7 +440,7 @@ class Vectors(OwnOrder):
         return torch.optim.AdamW([{"params": vectors}, {"params": matrices, "lr": 2e-2}], lr=1e-2)
 
 
-@pytest.mark.parametrize("make_module", [Language, BesideTheNetwork, OwnOrder, Vectors])
+@pytest.mark.parametrize("make_module", [BesideTheNetwork, OwnOrder, Vectors])
 def test_a_resumed_ladder_gives_each_parameter_its_own_state(make_module: Callable[[], Any], tmp_path: Path) -> None:
     """For any order of parameters in the optimizer, which is made anew from the deeper network."""
     whole, _ = climb(tmp_path / "whole", make_module=make_module, deterministic=True)
@@ -470,12 +460,6 @@ def test_an_optimizer_in_another_order_than_its_checkpoint_is_refused(tmp_path: 
 
     with pytest.raises(CheckpointError, match="in another order than in the checkpoint"):
         climb(tmp_path, None, tmp_path / "step=30.ckpt", Reversed)
-
-
-def test_accumulated_gradients_are_in_the_plan_of_a_ladder(tmp_path: Path) -> None:
-    whole, trainer = climb(tmp_path, accumulate_grad_batches=5)
-    assert trainer.global_step == 36
-    assert [rung.flops for rung in whole.rungs] == pytest.approx([rung.flops for rung in whole.plan.rungs])
 
 
 def test_a_module_without_the_network_or_with_several_optimizers_has_no_ladder(tmp_path: Path) -> None:

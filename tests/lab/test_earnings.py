@@ -151,21 +151,14 @@ KEPT = SeedShapley("plain/mean/1", "plain", (SEED, OTHER), (KeptPair(0, 1, 0.02)
 BEHAVIOUR = Behaviour(1, ("layer0", "layer1"), ("norm", "mlp"), (Usage("plain", "heldout", 2, {"wait": 1.0}, ()),), ())
 
 
-def test_files_from_before_earnings_were_measured_have_none(tmp_path: Path) -> None:
+def test_older_files_have_no_earnings_but_the_gradients_of_blueprints(tmp_path: Path) -> None:
     path = tmp_path / "behaviour.json"
     write_behaviour(path, replace(BEHAVIOUR, earnings=(KEPT,)))
     assert read_behaviour(path).earnings == (KEPT,)
     old = json.loads(path.read_text())
     del old["earnings"]
-    path.write_text(json.dumps(old))
-    assert read_behaviour(path) == BEHAVIOUR
-
-
-def test_files_that_have_the_gradients_of_blueprints_too_are_read_without_them(tmp_path: Path) -> None:
-    path = tmp_path / "behaviour.json"
-    write_behaviour(path, BEHAVIOUR)
     gradients = [{"blueprint": "norm", "seeds": 2, "vanished": 0.5, "exploded": 0.0, "ratio": 1.5}]
-    path.write_text(json.dumps({**json.loads(path.read_text()), "gradients": gradients}))
+    path.write_text(json.dumps({**old, "gradients": gradients}))
     assert read_behaviour(path) == BEHAVIOUR
 
 
@@ -217,8 +210,5 @@ def test_interactions_are_summed_up_by_slots() -> None:
     assert [(row["slots"], row["episodes"]) for row in found] == [("a, b", 1), ("a, c", 8), ("b, c", 1)]
     assert [row["value"] for row in found] == pytest.approx([0.0, (0.1 + 7 * 0.3) / 8, 0.2])
     assert [row["value_low"] is None for row in found] == [True, False, True]
-
-
-def test_nothing_kept_nothing_to_sum_up() -> None:
     for shapley in ([], [kept("plain")]):
         assert summarise_blueprints(shapley) == summarise_pairs(shapley, "abc") == []

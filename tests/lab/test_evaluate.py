@@ -1,6 +1,7 @@
 """An evaluation plays everyone on the same new instances, and its file has the measurements."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -63,29 +64,34 @@ def test_everyone_plays_the_same_instances_of_each_split(found: Found):
         assert {one.controller for one in results} == set(names)
         assert all(instances == played["policy"] for instances in played.values())
         assert len(set(played["policy"])) == count
-
-
-def test_instances_follow_from_the_runs_seed_and_are_new():
     suite = get_suite("short")
     same = [sample_for_evaluation(suite, "heldout", 5, seed) for seed in (1, 1, 2)]
-    assert same[0] == same[1] != same[2]
+    assert same[0] == same[1] != same[2], "instances follow from the run's seed"
     assert all(one.seed >= 2**30 for one in same[0])  # training draws its seeds below
     assert all(one.family in suite.families for one in same[0])
+    # Without an instance nobody plays.
+    with LocalWorkers(1) as workers:
+        assert evaluate_controllers(workers, [], EvaluationConfig("tokens", Rules()), []) == []
 
 
-def test_the_file_holds_a_record_per_controller_and_instance(run: RunDirectory, found: Found):
+def test_the_file_holds_test_accuracy_less_rent_per_controller_and_instance(
+    run: RunDirectory, found: Found, progress: list[tuple[int, int, str]]
+):
     records = json.loads(run.evaluation.read_text())
     assert len(records) == (HELDOUT + TRANSFER) * (2 + len(create_baselines(get_suite("short"))))
     assert {"controller", "instance", "score", "test_accuracy", "added_parameters"} <= records[0].keys()
     assert read_evaluation(run.evaluation) == found[0]
-
-
-def test_scores_are_test_accuracy_less_rent(run: RunDirectory, found: Found):
     none = [one for one in found[0] if one.controller == "none"]
     assert all(one.score == one.test_accuracy and one.added_parameters == 0 for one in none)
     grown = [one for one in found[0] if one.added_parameters]
     assert grown
     assert all(one.score < one.test_accuracy for one in grown)
+    # Progress was reported.
+    total = 2 * (2 + len(create_baselines(get_suite("short"))))
+    assert list(dict.fromkeys(done for done, _, _ in progress)) == list(range(total + 1))
+    assert {most for _, most, _ in progress} == {total}
+    parts = ["policy and baselines, in cohorts", "shuffled, in cohorts"]
+    assert list(dict.fromkeys(what for _, _, what in progress)) == parts
 
 
 def test_shuffled_is_the_policys_actions_on_other_instances(run: RunDirectory, found: Found):
@@ -153,16 +159,6 @@ def test_an_episode_of_each_family_is_kept(found: Found):
         assert (one.growth > 0) == any(change.after == "fossilized" for change in one.changes)
 
 
-def test_progress_is_reported(found: Found, progress: list[tuple[int, int, str]]):
-    total = 2 * (2 + len(create_baselines(get_suite("short"))))
-    assert list(dict.fromkeys(done for done, _, _ in progress)) == list(range(total + 1))
-    assert {most for _, most, _ in progress} == {total}
-    assert list(dict.fromkeys(what for _, _, what in progress)) == [
-        "policy and baselines, in cohorts",
-        "shuffled, in cohorts",
-    ]
-
-
 @pytest.mark.parametrize(("heldout", "transfer"), [(1, 0), (0, 4), (4, 1)])
 def test_too_few_instances_are_refused_before_anything_is_played(run: RunDirectory, heldout: int, transfer: int):
     with LocalWorkers(1) as workers, pytest.raises(ConfigError, match="cannot give an interval: give at least 2"):
@@ -177,37 +173,26 @@ def test_without_transfer(tmp_path: Path):
     assert not trainer.run.verdicts.exists(), "they are not about the new results"
 
 
-def test_a_run_without_its_checkpoints_is_refused(tmp_path: Path):
-    with started(tmp_path / "run", tiny()) as trainer:
-        run = trainer.run
-    for file in run.checkpoints.iterdir():
-        file.unlink()
-    with LocalWorkers(1) as workers, pytest.raises(CheckpointError, match="no usable checkpoint"):
-        evaluate_run(run, workers, 2, 0)
-
-
-def test_a_policy_of_other_sizes_is_refused(tmp_path: Path):
+def test_a_policy_of_other_sizes_and_a_run_without_checkpoints_are_refused(tmp_path: Path):
     with started(tmp_path / "run", tiny()) as trainer, started(tmp_path / "other", tiny("policy.hidden=8")) as other:
         Checkpoints(trainer.run.checkpoints).save(1, other.learner.state_tensors(), {})
         with LocalWorkers(1) as workers, pytest.raises(CheckpointError):
             evaluate_run(trainer.run, workers, 2, 0)
+        for file in trainer.run.checkpoints.iterdir():
+            file.unlink()
+        with LocalWorkers(1) as workers, pytest.raises(CheckpointError, match="no usable checkpoint"):
+            evaluate_run(trainer.run, workers, 2, 0)
 
 
-@pytest.mark.parametrize("content", ["", "{}", '[{"controller": "policy"}]', "[1]"])
-def test_damaged_files_are_refused(tmp_path: Path, content: str):
+@pytest.mark.parametrize("read", [read_evaluation, read_behaviour])
+def test_missing_and_damaged_files_are_refused(tmp_path: Path, read: Callable[[Path], object]):
     path = tmp_path / "evaluation.json"
-    path.write_text(content)
-    with pytest.raises(RunError, match="recreate it with `esper evaluate"):
-        read_evaluation(path)
-    with pytest.raises(RunError, match="recreate it with `esper evaluate"):
-        read_behaviour(path)
-
-
-def test_missing_files_are_refused(tmp_path: Path):
     with pytest.raises(RunError, match="make it with `esper evaluate"):
-        read_evaluation(tmp_path / "evaluation.json")
-    with pytest.raises(RunError, match="make it with `esper evaluate"):
-        read_behaviour(tmp_path / "behaviour.json")
+        read(path)
+    for content in ("", "{}", '[{"controller": "policy"}]', "[1]"):
+        path.write_text(content)
+        with pytest.raises(RunError, match="recreate it with `esper evaluate"):
+            read(path)
 
 
 def test_a_policy_is_advised_by_the_time_of_the_suite_that_it_plays(
@@ -227,8 +212,3 @@ def test_a_policy_is_advised_by_the_time_of_the_suite_that_it_plays(
         found = evaluate_by_name(str(tmp_path / "run"), digits, "heldout", 2, 0, workers)
     assert found.reference.name == POLICY
     assert set(horizons) == {digits.steps}
-
-
-def test_nobody_plays_nothing() -> None:
-    with LocalWorkers(1) as workers:
-        assert evaluate_controllers(workers, [], EvaluationConfig("tokens", Rules()), []) == []

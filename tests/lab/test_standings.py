@@ -39,7 +39,7 @@ def test_headings_name_who_is_compared_with_the_row() -> None:
     assert second.replace("\u00a0", " ").split()[-3:] == ["minus", "it", "p"]
 
 
-def test_a_sentence_says_who_is_better_by_how_much_and_what_it_took() -> None:
+def test_sentences_rows_and_records_say_who_is_better_by_how_much_and_what_it_took() -> None:
     words = [describe_arm(ARMS, one) for one in STANDINGS]
     assert words[0] == "policy: found with 230,400 environment steps"
     assert words[1] == (
@@ -47,13 +47,11 @@ def test_a_sentence_says_who_is_better_by_how_much_and_what_it_took() -> None:
         "policy better in 96% of pairs; found with 230,400 environment steps"
     )
     assert words[3].startswith(f"sequence: sequence better, policy minus sequence {MINUS}0.050")
-
-
-def test_verdicts_are_marked_for_and_against_the_policy() -> None:
+    assert [format_interval((-0.01, 0.05), *write) for write in ((), (signed_score,))] == [
+        "\u22120.010 to 0.050",
+        "\u22120.010 to +0.050",
+    ]
     assert [row["kind"] for row in standings_rows(ARMS)] == ["policy", "above", "other", "below"]
-
-
-def test_records_survive_json_and_the_policy_is_compared_with_nobody() -> None:
     records = json.loads(json.dumps(asdict(record_comparison(ARMS))))["standings"]
     assert records[0]["difference"] is records[0]["verdict"] is None
     assert (records[1]["difference"], records[1]["difference_interval"]) == (0.2, pytest.approx([0.19, 0.21]))
@@ -113,15 +111,11 @@ def test_the_answer_claims_what_is_shown(means: dict[str, float], short: str, wo
     assert all(one in found.sentence for one in words), found.sentence
 
 
-def test_a_policy_that_never_grows_is_told():
+def test_a_policy_that_never_grows_is_told_and_many_equal_ones_are_only_named():
     results = planted({"policy": 0.5, "none": 0.5}, noise=0)
-    idle = [type(one)(**{**vars(one), "added_parameters": 0}) for one in results]
-    found = assess_learning(compare_controllers([idle]))
+    found = assess_learning(compare_controllers([[replace(one, added_parameters=0) for one in results]]))
     assert found.short == "Not shown"
     assert found.sentence.endswith("It keeps no seed at all.")
-
-
-def test_many_that_are_not_told_apart_are_named_only():
     found = answered({"policy": 0.5, "a": 0.5, "b": 0.5, "c": 0.5})
     assert "(difference" not in found.sentence
     assert "not shown to differ from " in found.sentence
@@ -141,9 +135,3 @@ def test_the_table_fits_and_holds_all_figures(width: int):
         assert f"{low:.3f}\u2013{high:.3f}" in text
     assert f"{comparison.others[-1].difference:+.3f}" in text
     assert "100%" in text  # better on every instance
-
-
-def test_intervals_are_written_with_and_without_signs() -> None:
-    interval = (-0.01, 0.05)
-    assert format_interval(interval) == "\u22120.010 to 0.050"
-    assert format_interval(interval, signed_score) == "\u22120.010 to +0.050"

@@ -44,20 +44,14 @@ def reader(store: RunStore) -> Iterator[RunReader]:
         yield reader
 
 
-def test_records_come_in_order_after_an_id(reader: RunReader):
+def test_records_are_found_by_id_type_and_iteration(reader: RunReader):
     assert [record.id for record in reader.records(after_id=3, limit=4)] == [4, 5, 6, 7]
     assert reader.records(after_id=10) == []
     first = reader.records(limit=1)[0]
     assert (first.type, first.version, first.iteration) == ("run_started", 2, 0)
     assert first.payload == '{"iteration":0,"platform":{"esper":"0.1.0"},"seed":3}'
-
-
-def test_newest_events_of_a_type(reader: RunReader):
     assert [record.iteration for record in reader.newest("checkpoint_written", 3)] == [9, 8, 7]
     assert reader.newest("rolled_back") == []
-
-
-def test_events_of_an_iteration(reader: RunReader):
     assert [record.id for record in reader.records_within(4, 4, ["checkpoint_written", "run_started"])] == [5]
     assert reader.records_within(4, 4, ["run_started"]) == []
 
@@ -82,10 +76,16 @@ def test_a_series_can_be_continued(store: RunStore, reader: RunReader):
     assert reader.series("x", after=1) == [(2, 0.2)]
 
 
-def test_a_query_gives_rows_and_columns(reader: RunReader):
+def test_a_query_is_one_statement_that_gives_rows_and_columns_and_changes_nothing(reader: RunReader):
     answer = reader.query("SELECT type, count(*) AS n FROM events GROUP BY type ORDER BY n")
     assert answer.columns == ("type", "n")
     assert answer.rows == [("run_started", 1), ("checkpoint_written", 9)]
+    assert reader.query("-- a comment") == ((), [])
+    with pytest.raises(RunError, match="one statement"):
+        reader.query("SELECT 1; SELECT 2")
+    with pytest.raises(RunError, match="readonly"):
+        reader.query("DELETE FROM events")
+    assert reader.last_id() == 10
 
 
 def test_every_view_can_be_queried_and_its_columns_are_known(reader: RunReader):
@@ -107,18 +107,6 @@ def test_a_wrong_query_is_answered_by_the_names_of_the_views(reader: RunReader, 
     with pytest.raises(RunError, match=reason) as refused:
         reader.query(sql)
     assert all(view in str(refused.value) for view in VIEWS)
-
-
-def test_a_query_is_one_statement(reader: RunReader):
-    with pytest.raises(RunError, match="one statement"):
-        reader.query("SELECT 1; SELECT 2")
-    assert reader.query("-- a comment") == ((), [])
-
-
-def test_a_reader_changes_nothing(reader: RunReader):
-    with pytest.raises(RunError, match="readonly"):
-        reader.query("DELETE FROM events")
-    assert reader.last_id() == 10
 
 
 def test_ctrl_c_stops_a_long_query(reader: RunReader):

@@ -2,9 +2,9 @@
 
 An event is a frozen dataclass of JSON values. Whenever its fields change, its version must change, too.
 
-Stages, operations, causes, reasons and blueprints are given by name, in lower case. Slots are given by their index; the
-run's metadata ``slots`` list their names. In training, an episode has the number of its iteration; a run of a `Grower`
-has the single episode 1.
+Stages, operations, causes, reasons and blueprints are given by name, in lower case, slots by their index; the run's
+metadata ``slots`` list their names. In training, an episode has the number of its iteration; a run of a `Grower` has
+the single episode 1.
 """
 
 from collections.abc import Callable
@@ -40,7 +40,7 @@ class NetworkEvent(Event):
 
 
 class NetworkStep(TypedDict):
-    """The fields that every `NetworkEvent` has: which decision of which network it belongs to."""
+    """The fields that every `NetworkEvent` has."""
 
     iteration: int
     episode: int
@@ -54,7 +54,7 @@ E = TypeVar("E", bound=type[Event])
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field,))
 def register_event(name: str, version: int = 1) -> Callable[[E], E]:
-    """Class decorator for event types: makes a frozen dataclass that is stored under `name` and `version`."""
+    """Class decorator for event types, stored under `name` and `version`."""
 
     def decorate(event_type: E) -> E:
         if name in _registry:
@@ -150,10 +150,9 @@ class CheckpointWritten(Event):
 
 @register_event("episode_started", version=2)
 class EpisodeStarted(NetworkEvent):
-    """A network begins to learn a problem.
+    """A network begins to learn a problem, the `instance`.
 
-    `instance` is the name of the problem, `rent` the price of growth, and `reward` the controller's reward mode. If
-    several rewards have the same mode, their different settings follow it.
+    `rent` is the price of growth, `reward` the controller's reward mode, with its settings where modes alone are equal.
     """
 
     instance: str
@@ -172,11 +171,10 @@ class StepTaken(NetworkEvent):
     """A decision, and the state of the network after the minibatches that followed it.
 
     `metric` is accuracy on validation data, or what the run's metadata ``metric`` name, in its own units. The *score*
-    is the metric or, where ``higher_is_better`` is false, its relative reduction below ``reference``. Contributions are
-    differences of scores; in a run of a `Grower` in which lower is better, relative reductions of the metric below that
-    of the network without the seed. `objective` is J, the score with all seeds, minus rent. `loss` is on validation
-    data, in nats where it is a cross-entropy. `added` is the number of the seeds' parameters divided by the host's.
-    Tuples have one entry per slot. In a run of a `Grower`, the values are those on which the decision was based.
+    is the metric or, where ``higher_is_better`` is false, its relative reduction below ``reference``. `objective` is J,
+    the score with all seeds, minus rent. `loss` is on validation data, in nats where it is a cross-entropy. `added` is
+    the number of the seeds' parameters divided by the host's. Tuples have one entry per slot. In a run of a `Grower`,
+    the values are those on which the decision was based.
     """
 
     op: str
@@ -188,27 +186,28 @@ class StepTaken(NetworkEvent):
     blueprints: tuple[str | None, ...]
     alphas: tuple[float, ...]
     contributions: tuple[float | None, ...]
-    """How much the network depends on each seed: its score minus that with the seed switched off (leave-one-out).
-    Where the metadata ``refit`` is true, seeds on probation are compared with a fork that trains on
-    without the seed instead. None without a seed, or where it was not measured."""
+    """How much the network depends on each seed: its score minus that with the seed switched off (leave-one-out). In a
+    run of a `Grower` in which lower is better, the relative reduction of the metric instead. Where the metadata
+    ``refit`` is true, seeds on probation are compared with a fork that trains on without the seed. None without a seed,
+    or where it was not measured."""
     contribution_errors: tuple[float | None, ...] = ()
-    """Standard error of each contribution; None where it is not known. Only in a run of a `Grower`."""
+    """Standard error of each contribution, where it is known. Only in a run of a `Grower`."""
     thresholds: tuple[float | None, ...] = ()
-    """Smallest contribution, rent included, for which each seed is kept; None without a seed, or where no threshold
-    decides, as with a trained policy. Only in a run of a `Grower`."""
+    """Smallest contribution, rent included, for which each seed is kept; None where no threshold decides, as with a
+    trained policy. Only in a run of a `Grower`."""
     gradient_ratios: tuple[float | None, ...] = ()
     """Ratio of each seed's gradient to that of host and fossils, both as root mean squares per parameter: the mean over
-    minibatches since the previous decision. None where it was not measured, or nothing else trains."""
+    minibatches since the previous decision, where it was measured."""
     vanished_shares: tuple[float | None, ...] = ()
-    """Fraction of minibatches in which each seed's gradient vanished, as an exponential mean over decisions; gate G2
-    uses it. None where the gradient was never measured."""
+    """Fraction of minibatches in which each seed's gradient vanished, as an exponential mean over decisions, for gate
+    G2."""
     exploded_shares: tuple[float | None, ...] = ()
-    """Fraction of minibatches in which each seed's gradient exploded, as in ``vanished_shares``."""
+    """Of those in which it exploded."""
     slot: int | None = None
     blueprint: str | None = None
-    """The germinated blueprint; in a run of a `Grower`, for other operations, the blueprint in the slot."""
+    """The germinated blueprint; in a run of a `Grower` also that in the slot of another operation."""
     choices: dict[str, str] = field(default_factory=dict[str, str])
-    """The choices of the policy's other heads that the operation uses, by head."""
+    """The choices of the policy's other heads for the operation, by head."""
     value: float | None = None
     """The policy's estimate of the return from this step on; None for rules."""
     log_prob: float | None = None
@@ -224,7 +223,7 @@ class StepTaken(NetworkEvent):
 class PolicyLooked(NetworkEvent):
     """The policy's observation before a decision, and the probability of each choice; only for watched networks.
 
-    The run's metadata ``features`` list the names of the observation's features.
+    The run's metadata ``features`` list the names of the features.
     """
 
     globals: tuple[float, ...]
@@ -233,7 +232,7 @@ class PolicyLooked(NetworkEvent):
     blueprints: tuple[tuple[tuple[float, ...], ...], ...]
     """Features of each blueprint in each slot."""
     probabilities: dict[str, tuple[float, ...]]
-    """Probabilities of the choices of each head used by the decision, given the earlier choices; 0 for illegal ones."""
+    """Of the choices of each head used by the decision, given the earlier choices; 0 for illegal ones."""
 
 
 @register_event("lifecycle_transition", version=4)
@@ -244,7 +243,7 @@ class LifecycleTransition(NetworkEvent):
     before: str
     after: str
     blueprint: str | None
-    """Blueprint of the seed in the slot, or of the seed that was just removed; None in a cooldown."""
+    """Of the seed in the slot, or that was just removed; None in a cooldown."""
     cause: str
     """An operation, ``tick``, ``rollback``, ``start``, or ``finish`` for a seed decided about at the end."""
     reason: str
@@ -252,27 +251,25 @@ class LifecycleTransition(NetworkEvent):
     contribution: float | None = None
     """The seed's contribution, as in ``step_taken``, at that time."""
     error: float | None = None
-    """Standard error of the contribution; None where it is not known. This field and the following ones exist only in
-    runs of a `Grower`, where a seed was kept or pruned."""
+    """Standard error of the contribution, where it is known. This and the following fields exist only in runs of a
+    `Grower`, where a seed was kept or pruned."""
     price: float | None = None
     """How much the seed added to the rent."""
     threshold: float | None = None
-    """Smallest contribution, rent included, for which the seed would have been kept; None where no threshold decides.
-    """
+    """Smallest contribution, rent included, for which the seed would have been kept, where one decides."""
     loss_gain: float | None = None
     """How much lower the validation loss was with the seed, relative to the loss."""
     loss_error: float | None = None
-    """Standard error of ``loss_gain``; None where it is not known."""
+    """Standard error of ``loss_gain``, where it is known."""
     loss_threshold: float | None = None
     """Smallest ``loss_gain`` for which the seed would have been kept; None where only the score decides."""
 
 
 @register_event("gate_checked")
 class GateChecked(NetworkEvent):
-    """The result of a seed's next gate changed.
+    """The result of a seed's next gate changed: what is allowed, not what is worthwhile.
 
-    A gate decides what is allowed, not what is worthwhile: a seed whose gate has passed may still be pruned (see
-    `lifecycle_transition`).
+    A seed whose gate has passed may still be pruned (see `lifecycle_transition`).
     """
 
     slot: int
@@ -371,9 +368,8 @@ class ModulePair:
 class InteractionsMeasured(Event):
     """The values of the modules that the greedy policy kept in the network of a probe instance, alone and in pairs.
 
-    The modules are the players of a cooperative game, in which a set of modules has the network's score on validation
-    data with only this set switched on. `metric` is the score: accuracy or, on suites whose objective is the loss, the
-    relative reduction of the loss below that of guessing.
+    The modules are the players of a cooperative game: a set of modules has the network's score on validation data with
+    only this set switched on. The score is accuracy or, where the objective is the loss, its relative reduction.
     """
 
     instance: str
@@ -381,15 +377,14 @@ class InteractionsMeasured(Event):
     metric: str
     """``accuracy`` or ``loss_gone``."""
     modules: tuple[ModuleValue, ...]
-    """The kept modules in the order of slots: ``slot``, ``blueprint``, and ``value``, the Shapley value (Shapley,
-    1953); null where it is not finite."""
+    """In the order of slots: ``slot``, ``blueprint``, and ``value``, the Shapley value (Shapley, 1953); null where it
+    is not finite."""
     pairs: tuple[ModulePair, ...]
-    """All pairs of kept modules: slots ``first`` and ``second``, and their ``interaction``, the Shapley interaction
-    index (Grabisch and Roubens, 1999): positive where they help each other, negative where one makes the other
-    redundant. Pairs whose interaction is not finite are missing."""
+    """Slots ``first`` and ``second``, and their ``interaction``, the Shapley interaction index (Grabisch and Roubens,
+    1999), where it is finite: positive where they help each other, negative where one makes the other redundant."""
     exact: bool
-    """Whether the scores of all sets of modules were computed. With more than six modules, values and interactions are
-    estimated from the networks without each module and each pair: exact if modules interact only in pairs."""
+    """Whether the scores of all sets were computed. With more than six modules, values and interactions are estimated
+    from the networks without each module and each pair: exact if modules interact only in pairs."""
 
 
 @register_event("policy_probed")

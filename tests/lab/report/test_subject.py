@@ -57,13 +57,10 @@ def test_a_training_run_shows_what_it_tried_with_the_queries(tmp_path: Path) -> 
     assert page.count("The query behind it") >= 3
     assert "FROM seeds GROUP BY blueprint" in page
     assert 'id="table-probe_interactions"' in page
-
-
-def test_a_run_from_before_interactions_were_measured_says_that_there_are_none(tmp_path: Path) -> None:
-    run = trained(tmp_path / "run")
-    with closing(sqlite3.connect(run.store)) as connection, connection:
+    run = tmp_path / "run"
+    with closing(sqlite3.connect(run / "run.db")) as connection, connection:
         connection.execute("DELETE FROM events WHERE type = 'interactions_measured'")
-    page = report_on([run.path]).render()
+    page = report_on([run]).render()
     assert "Not shown, probe_interactions: no interaction of kept modules was measured." in page
 
 
@@ -112,7 +109,9 @@ def grown_and_bare(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path
     return folder / "grown", folder / "bare"
 
 
-def test_a_grown_model_is_compared_with_its_bare_host_after_equal_training(grown_and_bare: tuple[Path, Path]) -> None:
+def test_a_grown_model_is_compared_with_its_bare_host_after_equal_training(
+    grown_and_bare: tuple[Path, Path], tmp_path: Path
+) -> None:
     run, bare = grown_and_bare
     report = report_on([run], bare)
     figure, table = (exhibit for exhibit in report.exhibits if exhibit.name == "bare")
@@ -131,6 +130,10 @@ def test_a_grown_model_is_compared_with_its_bare_host_after_equal_training(grown
     assert f"accuracy {measure(float(str(rows['accuracy']['grown'])))} with growth, " in page
     assert "On validation data after decision 4: " in page
     assert "bare-host" not in report_on([run]).render()
+    Loop("none", run=tmp_path / "new")
+    assert "Not shown, bare: no decision was made." in report_on([run], tmp_path / "new").render()
+    with pytest.raises(ConfigError, match="one run of a `Grower`"):
+        report_on([run, run], bare)
 
 
 def with_growth(_run: Path, bare: Path) -> None:
@@ -165,27 +168,10 @@ def test_a_run_that_is_not_the_bare_host_is_refused(
         report_on([run], bare)
 
 
-def test_a_bare_host_is_of_one_model(grown_and_bare: tuple[Path, Path]) -> None:
-    run, bare = grown_and_bare
-    with pytest.raises(ConfigError, match="one run of a `Grower`"):
-        report_on([run, run], bare)
-
-
-def test_before_the_first_decision_there_is_nothing_to_compare(
-    grown_and_bare: tuple[Path, Path], tmp_path: Path
-) -> None:
-    Loop("none", run=tmp_path / "new")
-    page = report_on([grown_and_bare[0]], tmp_path / "new").render()
-    assert "Not shown, bare: no decision was made." in page
-
-
-def test_a_comparison_keeps_the_order_in_which_it_was_asked_for(comparison: Path) -> None:
-    page = report_on([comparison]).render()
-    assert "zeta against alpha: zeta better." in page
-    assert "All arms" not in page
-
-
 def test_a_comparison_shows_arms_that_have_played_with_all_seeds(comparison: Path) -> None:
+    page = report_on([comparison]).render()
+    assert "zeta against alpha: zeta better." in page, "in the order in which it was asked for"
+    assert "All arms" not in page
     add_arm(comparison / "zeta" / "arms" / "none.json", 0.5)
     add_arm(comparison / "zeta" / "seed-0" / "arms" / "sequence.json", 0.7)
     report = report_on([comparison])
