@@ -25,6 +25,7 @@ TESTS = Path(__file__).parent
 EXTRAS = tuple(
     TESTS / name
     for name in (
+        "benchmarks",
         "conformance",
         "dash/test_browser.py",
         "documentation/test_site.py",
@@ -36,7 +37,7 @@ EXTRAS = tuple(
         "train/test_ray.py",
     )
 )
-"""Tests that import `LIBRARIES`, which takes each process ten seconds: they are left to `make landing`."""
+"""Left to `make landing`: scripts, and tests that import `LIBRARIES`, which takes each process ten seconds."""
 LIBRARIES = frozenset(
     ("lightning", "mlflow", "onnxruntime", "optuna", "peft", "playwright", "ray", "stable_baselines3", "tensordict")
 ) | {"torchrl", "transformers", "wandb"}

@@ -7,8 +7,6 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-pytestmark = pytest.mark.landing
-
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SEEDS = (1, 2)
 

@@ -22,8 +22,6 @@ from esper.errors import ConfigError
 from esper.growth.promise import PromiseSettings
 from esper.lifecycle.table import Figures, SeedRating
 
-pytestmark = pytest.mark.landing
-
 ROOT = Path(__file__).parents[2]
 
 

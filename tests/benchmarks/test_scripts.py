@@ -39,7 +39,6 @@ ROOT = Path(__file__).parents[2]
 SCRIPTS = sorted(path for folder in ("benchmarks", "examples") for path in (ROOT / folder).glob("*.py"))
 
 
-@pytest.mark.landing  # it imports what the scripts use, optional libraries too
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
 def test_what_a_script_imports_is_there(path: Path) -> None:
     imports = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
@@ -49,13 +48,6 @@ def test_what_a_script_imports_is_there(path: Path) -> None:
     assert missing == []
 
 
-# The cost of slots is measured in turns.
-
-
-# The benchmark of promise: it compares what it names.
-
-
-@pytest.mark.landing
 def test_candidates_are_scored_and_looked_at_instance_by_instance() -> None:
     instances = sample(3, 1, "transfer")
     assert {one.family for one in instances} == {"pointer", "halves", "product"}
@@ -69,7 +61,6 @@ def test_candidates_are_scored_and_looked_at_instance_by_instance() -> None:
     assert score_with(instances[:1], ()) != score
 
 
-@pytest.mark.landing
 def test_the_table_picks_what_is_promised_most() -> None:
     scores = np.array([[[0.2, 0.6]], [[0.9, 0.1]]])
     table = compare_with_promises(scores, np.array([0.1, 0.3]), {"right": scores, "wrong": -scores})
@@ -82,9 +73,6 @@ def test_the_table_picks_what_is_promised_most() -> None:
     assert str(cells["wrong"]).startswith("0.150 ")
     assert cells["the best one for each, in hindsight"] == "0.750"
     assert (ranks["right"], ranks["wrong"]) == ("1.00", "-1.00")
-
-
-# Results of benchmarks as JSON lines.
 
 
 @dataclass(frozen=True)
@@ -120,10 +108,6 @@ def test_only_what_is_missing_runs(tmp_path: Path) -> None:
     assert ran == [0, 2]
 
 
-# The benchmark lists operations, and what networks add from the rest.
-
-
-@pytest.mark.landing
 def test_time_is_split_into_what_networks_add_and_the_rest(monkeypatch: pytest.MonkeyPatch):
     """A decision that takes 30 ms and 2 ms for each network, by a clock of the test."""
     clock = [0.0]
@@ -143,13 +127,9 @@ def test_time_is_split_into_what_networks_add_and_the_rest(monkeypatch: pytest.M
     assert found.flops == 2 * 3 * 5
 
 
-# The benchmark gives both sides the same work.
-
-
 PLAYED = 7
 
 
-@pytest.mark.landing
 def test_both_sides_do_the_same_work() -> None:
     episodes = Episodes(SUITE, instances(5), OPEN_RULES)
     fast = episodes.population
@@ -168,9 +148,6 @@ def test_both_sides_do_the_same_work() -> None:
     np.testing.assert_allclose(actual.loss_contribution, expected.loss_contribution, atol=1e-3)
 
 
-# The benchmark counts what arrived and what it cost, and prints both by its contract.
-
-
 def judged(path: Path, starts: list[int], expected: int) -> str | None:
     """The follower's record of a store with these events in it."""
     ours, theirs = Pipe()
@@ -187,7 +164,6 @@ def judged(path: Path, starts: list[int], expected: int) -> str | None:
     return fault
 
 
-@pytest.mark.landing
 @pytest.mark.parametrize(
     ("starts", "expected", "fault"),
     [
@@ -217,7 +193,6 @@ def branches(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("branches")
 
 
-@pytest.mark.landing
 def test_a_copy_that_takes_no_other_choice_ends_as_its_original(branches: ModuleType) -> None:
     suite = get_suite(GENERATED)
     (instance,) = suite.sample(1, "train", np.random.default_rng(0))
@@ -234,7 +209,6 @@ def test_a_copy_that_takes_no_other_choice_ends_as_its_original(branches: Module
     assert not played[1].described
 
 
-@pytest.mark.landing
 def test_each_copy_takes_one_other_legal_choice(branches: ModuleType) -> None:
     """Choices are legal, or the episodes would refuse them, and are what the rule does not do there."""
     collected = branches.collect_branches(branches.Collection(GENERATED, 0.0, 1, 5))

@@ -1,4 +1,4 @@
-"""The suites for reporting alone: what their classes mean, what is linear in them, and what grows there."""
+"""The suites for reporting alone: what is linear in them, what grows there, and that parts are disjoint."""
 
 import importlib
 from collections.abc import Iterator
@@ -32,13 +32,6 @@ def strange() -> Iterator[ModuleType]:
         yield importlib.import_module("strange_suites")
 
 
-@pytest.fixture
-def clear(strange: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The file without noise."""
-    monkeypatch.setattr(strange, "blur", lambda pairs, deviation, rng: pairs)
-    return strange
-
-
 @pytest.fixture(params=["relations", "orbits"])
 def suite(strange: ModuleType, request: pytest.FixtureRequest) -> Suite:
     return registry.get_suite(request.param)
@@ -50,10 +43,6 @@ def instances(suite: Suite) -> list[Instance]:
     return suite.sample(len(suite.families), "heldout", np.random.default_rng(0))
 
 
-# What every suite promises --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.landing
 def test_every_module_of_the_menu_grows(
     suite: Suite, instances: list[Instance], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,12 +65,6 @@ def test_every_module_of_the_menu_grows(
         assert all(np.isfinite(record.score) for record in result.records)
 
 
-# What the classes mean ------------------------------------------------------------------------------------------------
-
-
-# What is linear -------------------------------------------------------------------------------------------------------
-
-
 def score_linear(features: Floats, labels: Ints) -> float:
     """Accuracy on the second half of a linear classifier that least squares fit to the first."""
     inputs, half = np.concatenate([features, np.ones((len(features), 1))], 1), len(features) // 2
@@ -89,7 +72,6 @@ def score_linear(features: Floats, labels: Ints) -> float:
     return float((inputs[half:] @ weights).argmax(1).__eq__(labels[half:]).mean())
 
 
-@pytest.mark.landing
 def test_a_linear_map_is_enough_where_nothing_is_to_be_gained_and_not_elsewhere(strange: ModuleType) -> None:
     rng = np.random.default_rng(0)
     relations = {name: sample(4000, rng) for name, sample in strange.RelationsSuite.samplers.items()}

@@ -15,8 +15,6 @@ from benchmarks import train_speed
 from benchmarks.train_speed import PARTS, REST, ProfiledEvent, count_operations, measure_shares, measure_training
 from train.runs import TINY, short_suite, tiny
 
-pytestmark = pytest.mark.landing
-
 
 def spend(seconds: float) -> None:
     began = time.perf_counter()

@@ -18,8 +18,6 @@ from esper.train.evaluation import EvaluationConfig, EvaluationResult
 from esper.train.results import Result
 from esper.train.workers import LocalWorkers
 
-pytestmark = pytest.mark.landing
-
 SUITE = get_suite("tokens")
 
 

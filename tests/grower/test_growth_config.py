@@ -24,7 +24,7 @@ from esper.population.backend import PopulationBackend
 from esper.population.learning import Batch
 from esper.population.population import NetworkSpec, Population, PopulationConfig
 from esper.tasks.registry import get_suite
-from factories import HELD, SLOTS, Loop, make_growing, validate
+from factories import SLOTS, Loop, make_growing, validate
 
 SUITE = get_suite("tokens")
 CLASSES = SUITE.classes
@@ -157,27 +157,8 @@ def test_caps_hold(cap: str) -> None:
     assert len(capped.model.seeds) < len(free.model.seeds)
 
 
-def test_no_governor_rolls_nothing_back() -> None:
-    loop = Loop("none", growth=GrowthConfig(governor=None))
-    assert loop.epoch(lambda _: math.nan).rollback is None
-    assert Loop("none").epoch(lambda _: math.nan).rollback is not None
-
-
 def told(grower: Grower, *losses: float) -> list[esper.Decision]:
     return [grower.step(train_loss=1.0, val_loss=loss, accuracy=0.5) for loss in losses]
-
-
-def test_a_plateau_ends_growth_once_no_seed_is_unfinished() -> None:
-    grower = Loop("heuristic", growth=GrowthConfig(plateau=2)).grower
-    ended = [decision.finished for decision in told(grower, 0.5, 0.5)]
-    assert ended == [False, False]
-    while not grower.finished:
-        assert (
-            sum(not seed.fossilized for seed in grower.model.seeds.values()) or grower.engine.history.plateau_age[0] < 2
-        )
-        told(grower, 0.5)
-    assert not grower.network.table.live.any()
-    assert grower.decisions > 4, "the test means a seed to delay the end"
 
 
 def test_nothing_is_decided_after_the_end_until_validation_improves() -> None:
@@ -203,37 +184,6 @@ class Late:
     def act(self, observation: Any, masks: Any, state: Any) -> Any:
         self.asked += 1
         return np.zeros((1, 8), np.int64), state
-
-
-@pytest.mark.parametrize("every", [1, 2, 3])
-def test_seeds_are_measured_in_turns(every: int) -> None:
-    calls = 0
-
-    def counted(model: nn.Module) -> tuple[float, float]:
-        nonlocal calls
-        calls += 1
-        return validate(model)
-
-    model = make_growing()
-    optimizer = torch.optim.AdamW(model.parameter_groups(lr=1e-2))
-    grower = Grower(
-        model,
-        optimizer,
-        controller="all_at_start",
-        evaluate=counted,
-        growth=GrowthConfig(counterfactual_every=every, governor=None),
-        rules=HELD,
-    )
-    for step in range(10):
-        held, calls = [slot.seed is not None for slot in model.slots.values()], 0
-        before = grower.network.measurements.contribution_age[0].tolist()
-        known = np.isfinite(grower.network.measurements.contribution[0]).tolist()
-        grower.step(train_loss=1.0)
-        due = [(step + slot) % every == 0 for slot in range(len(held))]
-        assert calls == 1 + sum(here and turn for here, turn in zip(held, due, strict=True))
-        for slot, age in enumerate(grower.network.measurements.contribution_age[0].tolist()):
-            assert age == (before[slot] + 1 if held[slot] and known[slot] and not due[slot] else 0)
-    assert all(held)
 
 
 def test_what_is_kept_for_good_is_measured_at_every_fourth_decision_and_at_the_end() -> None:

@@ -92,13 +92,6 @@ def test_committed_networks_have_fossils_only() -> None:
     np.testing.assert_allclose(evaluate_committed(fast, batch).accuracy, expected.numpy(), **TOLERANCE)
 
 
-def test_committed_accuracy_is_the_same_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    fast, _, batch = grown(Isolation.NONE, "stacked")
-    whole = evaluate_committed(fast, batch).accuracy
-    monkeypatch.setattr("esper.population.evaluation.EVALUATION_CHUNK", 4)  # 10 examples: the last chunk is smaller
-    np.testing.assert_allclose(evaluate_committed(fast, batch).accuracy, whole, **TOLERANCE)
-
-
 @pytest.mark.parametrize("measure", [evaluate, evaluate_committed])
 def test_evaluating_keeps_nothing_for_gradients(
     measure: Callable[[Population, Batch], object], monkeypatch: pytest.MonkeyPatch

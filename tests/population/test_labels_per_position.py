@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from esper.lifecycle.rules import Isolation
 from esper.population.evaluation import evaluate_committed
-from esper.population.learning import TrainingStream, compute_accuracies, compute_losses
+from esper.population.learning import compute_accuracies, compute_losses
 from esper.population.population import Population, Strategy
 from esper.population.promise import PromiseMeter
 from esper.tasks.registry import get_suite
@@ -77,13 +77,3 @@ def test_promise_equals_looking_at_each_network_alone() -> None:
                 assert found.held_out[place] == pytest.approx(row.promise_held_out, abs=1e-7)
                 compared += 1
     assert compared == 2 * len(SUITE.sites) * len(SUITE.blueprints)
-
-
-def test_minibatches_hold_each_examples_own_labels() -> None:
-    data = [SUITE.data(one, "train") for one in instances(2, SUITE)]
-    orders = [np.random.default_rng(0).permutation(90) for _ in data]
-    stream = TrainingStream(data, orders, 5, max(map(len, data)), torch.device("cpu"))
-    (batch,) = stream.draw_batches(np.zeros(2, np.int64), 1)
-    for own, order, inputs, labels in zip(data, orders, *batch, strict=True):
-        assert torch.equal(inputs, own.inputs[order[:5]])
-        assert torch.equal(labels, own.labels[order[:5]])
