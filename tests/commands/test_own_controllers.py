@@ -102,10 +102,7 @@ def test_it_plays_beside_the_arms_of_a_comparison_until_its_file_changes(file: P
     [
         (["--controller", "eager.py:Eager"], "--controller needs --arms"),
         (["--arms", "--controller", "look"], "--controller look: give FILE.py:NAME; the baselines play in any case"),
-        (
-            ["--arms", "--controller", "eager.py:Eager", "--controller", "eager.py:Eager"],
-            "is called 'eager' in results",
-        ),
+        (["--arms", *["--controller", "eager.py:Eager"] * 2], "is called 'eager' in results"),
     ],
     ids=("no arms", "a baseline", "twice"),
 )
@@ -118,12 +115,6 @@ def test_a_comparison_refuses_others_before_it_trains(
     assert main(["compare", "a.yaml", "b.yaml", *words]) == 2
     assert message in capsys.readouterr().err
     assert not Path("runs").exists()
-
-
-def test_a_grower_takes_it_by_name(file: Path):
-    loop = Loop(f"{file}:Eager")
-    loop.epoch()
-    assert loop.grower.controller.name == "eager"
 
 
 @pytest.mark.parametrize(
@@ -154,14 +145,16 @@ def test_what_is_no_controller_is_a_sentence(code: str | None, message: str, fil
     assert printed.count("\n") == 1
 
 
-def test_every_name_of_an_own_controller_is_of_its_file_alone(file: Path, tmp_path: Path):
-    other = tmp_path / "elsewhere" / "eager.py"
+def test_every_name_of_an_own_controller_is_of_its_file_alone_and_a_grower_takes_it(file: Path):
+    other = file.parent / "elsewhere" / "eager.py"
     other.parent.mkdir()
     other.write_text(file.read_text().replace('name = "eager"', 'name = "other"'))
-    assert load_controller(f"{file}:Eager", 12).name == "eager"
-    assert load_controller(f"{other}:Eager", 12).name == "other"
+    assert [load_controller(f"{path}:Eager", 12).name for path in (file, other)] == ["eager", "other"]
     with pytest.raises(ConfigError, match="is called 'other' in results: .* not in use \\(other\\)"):
         load_controller(f"{other}:Eager", 12, ["other"])
+    loop = Loop(f"{file}:Eager")
+    loop.epoch()
+    assert loop.grower.controller.name == "eager"
 
 
 @pytest.mark.parametrize(("code", "reason"), [("1 / 0", "ZeroDivisionError"), ("raise SystemExit", "SystemExit")])

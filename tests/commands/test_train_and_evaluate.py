@@ -47,10 +47,14 @@ def last_json(text: str) -> dict[str, Any]:
     return json.loads(text.splitlines()[-1])
 
 
-def test_training_leaves_a_whole_run_directory_and_a_line_for_machines(tmp_path: Path, capsys: Capture):
-    path = tmp_path / "run"
-    assert main(["train", "--run-dir", str(path), "--seed", "7", "--json", *options("iterations=1")]) == 0
+def test_training_leaves_a_run_directory_of_its_own_and_a_line_for_machines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "--seed", "7", "--json", *options("iterations=1")]) == 0
     captured = capsys.readouterr()
+    (path,) = Path("runs").iterdir()
+    assert re.fullmatch(r"\d{8}-\d{6}", path.name)
     lines, record = captured.err.splitlines(), last_json(captured.out)
     assert captured.out.count("\n") == 1  # progress went to stderr
     assert (record["run"], record["iterations"], record["environment_steps"]) == (str(path), 1, 8 * 8)
@@ -95,14 +99,6 @@ def test_settings_come_from_a_file_and_the_command_line(tmp_path: Path):
     assert "seed: 4" in resolved
 
 
-def test_a_run_gets_a_directory_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture):
-    monkeypatch.chdir(tmp_path)
-    assert main(["train", *options("iterations=1")]) == 0
-    path = capsys.readouterr().out.splitlines()[-1].removeprefix("run: ")
-    assert re.fullmatch(r"runs/\d{8}-\d{6}", path)
-    assert Path(path, "report.html").exists()
-
-
 def test_ctrl_c_leaves_a_run_that_can_be_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture):
     path = tmp_path / "my run"
     show = TrainingProgress.add
@@ -121,24 +117,18 @@ def test_ctrl_c_leaves_a_run_that_can_be_resumed(tmp_path: Path, monkeypatch: py
     assert last_json(capsys.readouterr().out)["iterations"] == 2
 
 
-def test_a_finished_run_is_not_trained_again(run: Path, capsys: Capture):
-    before = Checkpoints(run / "checkpoints").latest().sha256
-    assert main(["train", "--resume", str(run)]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "the run is already complete"
-    assert lines[-1] == f"run: {run}"
-    assert Checkpoints(run / "checkpoints").latest().sha256 == before
-
-
 @pytest.mark.parametrize("ended", [True, False])
 def test_a_complete_run_that_is_resumed_is_finished(run: Path, capsys: Capture, *, ended: bool):
     """Also if it was killed after its last checkpoint, or resumed by a version that took the end from it."""
     if not ended:
         with RunStore.open(run / "run.db") as store:
             store.emit(RunResumed(iteration=2, platform={"esper": "0"}))
+    before = Checkpoints(run / "checkpoints").latest().sha256
     for _ in range(2):
         assert main(["train", "--resume", str(run)]) == 0
-    capsys.readouterr()
+        lines = capsys.readouterr().out.splitlines()
+        assert (lines[0], lines[-1]) == ("the run is already complete", f"run: {run}")
+    assert Checkpoints(run / "checkpoints").latest().sha256 == before, "it is not trained again"
     assert main(["runs", str(run.parent), "--json"]) == 0
     assert [listed["state"] for listed in last_json(capsys.readouterr().out)] == ["finished"]
     with RunReader.open(run / "run.db") as reader:
@@ -239,3 +229,9 @@ def test_a_controller_plays_the_families_and_instances_that_are_asked_for(capsys
 )
 def test_what_cannot_be_evaluated_is_refused(words: list[str], message: str, run: Path, capsys: Capture):
     assert message in refused(["evaluate", *(str(run) if word == "RUN" else word for word in words)], capsys)
+
+
+def test_a_missing_device_is_found_before_there_is_a_run(tmp_path: Path, capsys: Capture):
+    words = ["train", "--run-dir", str(tmp_path / "run"), "--set", "devices=cuda:77"]
+    assert "there is no device 'cuda:77' on this machine: choose from cpu" in refused(words, capsys)
+    assert not (tmp_path / "run").exists()

@@ -13,19 +13,18 @@ from esper.runs.events import (
     Event,
     GateChecked,
     InteractionsMeasured,
-    LifecycleTransition,
     ModulePair,
     ModuleValue,
     NetworkStep,
     PolicyLooked,
     PolicyProbed,
     PPOUpdated,
-    RolledBack,
     RunEnded,
     RunStarted,
     StepTaken,
 )
 from esper.runs.store import RunStore
+from lab.planted import change, rolled_back
 
 FAMILIES = ("quad", "ctx", "vote", "drift")
 BLUEPRINTS = ("mlp", "attention", "norm", "gate")
@@ -82,20 +81,11 @@ def plant(run: Path, plan: Plan = Plan()) -> Path:
 
 
 def metadata(plan: Plan) -> dict[str, object]:
-    return {
-        "command": "train",
-        "seed": 0,
-        "suite": "tokens",
-        "environments": plan.networks,
-        "iterations": plan.iterations,
-        "steps": plan.steps,
-        "slots": plan.slot_names,
-        "blueprints": list(plan.blueprints),
-        "operations": list(OPERATIONS),
-        "heads": list(HEADS),
-        "features": {"globals": ["progress", "rent"], "slots": ["alpha"], "blueprints": ["cost"]},
-        "baseline_levels": BASELINES,
-    }
+    sizes = {"environments": plan.networks, "iterations": plan.iterations, "steps": plan.steps}
+    names = {"slots": plan.slot_names, "blueprints": [*plan.blueprints], "operations": OPERATIONS, "heads": HEADS}
+    features = {"globals": ["progress", "rent"], "slots": ["alpha"], "blueprints": ["cost"]}
+    about = {"command": "train", "seed": 0, "suite": "tokens", "features": features, "baseline_levels": BASELINES}
+    return {**about, **sizes, **names}
 
 
 def episode(plan: Plan, number: int) -> Iterator[Event]:
@@ -112,18 +102,9 @@ def place_of(number: int, network: int, step: int) -> NetworkStep:
 def begin(plan: Plan, number: int) -> Iterator[Event]:
     for network in range(plan.networks):
         family = plan.family(network)
-        yield EpisodeStarted(
-            **place_of(number, network, 0),
-            instance=f"{family}/relu/{network}",
-            family=family,
-            variant="relu",
-            rent=0.08,
-            learning_rate=0.01,
-            train_size=768,
-            widths=(10, 10, 10),
-            host_parameters=404,
-            reward="outcome",
-        )
+        problem = {"instance": f"{family}/relu/{network}", "family": family, "variant": "relu", "widths": (10, 10, 10)}
+        numbers = {"rent": 0.08, "learning_rate": 0.01, "train_size": 768, "host_parameters": 404}
+        yield EpisodeStarted(**place_of(number, network, 0), **problem, **numbers, reward="outcome")
 
 
 def advance(plan: Plan, number: int, step: int) -> Iterator[Event]:
@@ -135,26 +116,12 @@ def advance(plan: Plan, number: int, step: int) -> Iterator[Event]:
         yield from changes(plan, place)
         yield taken(plan, place)
         if network == 1 and step == plan.steps // 2:
-            yield RolledBack(
-                **place,
-                trouble=plan.reason,
-                loss_before=5.0,
-                metric_before=0.2,
-                loss_after=0.9,
-                metric_after=0.6,
-                pruned=(0,),
-                ended=False,
-            )
+            figures = {"loss_before": 5.0, "metric_before": 0.2, "loss_after": 0.9, "metric_after": 0.6}
+            yield rolled_back(plan.reason, **place, **figures)
         if step == plan.steps - 1:
             kept = tuple(plan.blueprint(network, slot) for slot in range(plan.slots))
-            yield EpisodeEnded(
-                **place,
-                objective=accuracy(network, step),
-                accuracy=accuracy(network, step) + 0.05,
-                added=0.4,
-                paid=0.5,
-                kept=kept,
-            )
+            end = accuracy(network, step)
+            yield EpisodeEnded(**place, objective=end, accuracy=end + 0.05, added=0.4, paid=0.5, kept=kept)
 
 
 def stage(plan: Plan, slot: int, step: int) -> str:
@@ -173,19 +140,8 @@ def changes(plan: Plan, place: NetworkStep) -> Iterator[Event]:
         before, after = stage(plan, slot, step - 1), stage(plan, slot, step)
         if step and before != after:
             seed = plan.blueprint(network, slot)
-            yield LifecycleTransition(
-                **place,
-                slot=slot,
-                before=before,
-                after=after,
-                blueprint=seed,
-                cause="tick",
-                reason=plan.reason,
-                contribution=0.02,
-                error=0.004,
-                price=0.01,
-                threshold=0.015,
-            )
+            figures = {"contribution": 0.02, "error": 0.004, "price": 0.01, "threshold": 0.015, "reason": plan.reason}
+            yield change(place["step"], slot, before, after, seed, "tick", **{**place, **figures})
             yield GateChecked(**place, slot=slot, gate="G3", passed=True, reason=plan.reason)
 
 
@@ -247,35 +203,15 @@ def measured(plan: Plan, iteration: int, instance: int) -> InteractionsMeasured:
 
 def learn(writer: RunStore, plan: Plan, iteration: int) -> None:
     """What an iteration's update tells."""
-    metrics = {
-        "entropy": 0.8,
-        "kl": 0.01,
-        "clip_fraction": 0.05,
-        "gradient_norm": 0.3,
-        "explained_variance": 0.4,
-        **{f"head_entropy/{head}": 0.7 for head in HEADS},
-        **{f"module_gradient_norm/{head}": 0.1 for head in HEADS},
-    }
+    metrics = {"entropy": 0.8, "kl": 0.01, "clip_fraction": 0.05, "gradient_norm": 0.3, "explained_variance": 0.4}
+    metrics |= {f"{name}/{head}": 0.7 for name in ("head_entropy", "module_gradient_norm") for head in HEADS}
     score = 0.55 + 0.01 * iteration
     writer.record_scalars(iteration, {"objective": score, "probe_score": score + 0.02, "seconds": 1.0})
     writer.record_scalars(iteration, {f"ppo/{name}": value for name, value in metrics.items()})
-    writer.emit(
-        PPOUpdated(
-            iteration=iteration, optimizer_steps=16, stopped_early=False, kl=0.01, anomalies=("kl",), metrics=metrics
-        )
-    )
-    writer.emit(
-        AnomalyRaised(
-            iteration=iteration,
-            anomaly="entropy",
-            meaning=plan.reason,
-            figure="head_entropy/slot",
-            value=0.001,
-            bound=0.02,
-            head="slot",
-            response="skip",
-        )
-    )
+    update = {"optimizer_steps": 16, "stopped_early": False, "kl": 0.01, "anomalies": ("kl",), "metrics": metrics}
+    writer.emit(PPOUpdated(iteration=iteration, **update))
+    alarm = {"anomaly": "entropy", "figure": "head_entropy/slot", "value": 0.001, "bound": 0.02, "head": "slot"}
+    writer.emit(AnomalyRaised(iteration=iteration, meaning=plan.reason, response="skip", **alarm))
     for instance in range(PROBES):
         writer.emit(measured(plan, iteration, instance))
     writer.emit(PolicyProbed(iteration=iteration, score=score + 0.02, baselines=BASELINES))

@@ -4,7 +4,9 @@ import json
 import math
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,35 +18,27 @@ from esper.errors import plural
 
 
 @pytest.mark.parametrize(
-    ("seconds", "words"),
-    [(0, "0:00"), (59.6, "1:00"), (187, "3:07"), (3787, "1:03:07"), (math.inf, "?"), (math.nan, "?")],
+    ("write", "value", "text"),
+    [
+        *((formats.duration, *pair) for pair in ((0, "0:00"), (59.6, "1:00"), (187, "3:07"), (3787, "1:03:07"))),
+        *((formats.duration, value, "?") for value in (math.inf, math.nan)),
+        *((signed_score, *pair) for pair in ((0.0214, "+0.021"), (-0.0214, "\u22120.021"))),
+        *((signed_score, value, "0.000") for value in (0.0004, -0.0004)),
+        *((formats.percent, *pair) for pair in ((0, "0%"), (0.001, "<1%"), (0.005, "<1%"), (0.126, "13%"))),
+        (formats.percent, 1.3, "130%"),
+        *((p_value, *pair) for pair in ((0.0004, "<0.001"), (0.034, "0.034"), (1.0, "1.000"))),
+        *((formats.join_words, *pair) for pair in (([], ""), (["a"], "a"), (["a", "b"], "a and b"))),
+        (formats.join_words, ["a", "b", "c"], "a, b and c"),
+    ],
 )
-def test_durations(seconds: float, words: str):
-    assert formats.duration(seconds) == words
+def test_numbers_and_lists(write: Callable[[Any], str], value: Any, text: str):
+    assert write(value) == text
 
 
-@pytest.mark.parametrize(
-    ("value", "words"), [(0.0214, "+0.021"), (-0.0214, "\u22120.021"), (0.0004, "0.000"), (-0.0004, "0.000")]
-)
-def test_signs_are_never_put_before_nothing(value: float, words: str):
-    assert formats.signed_score(value) == words
-
-
-@pytest.mark.parametrize(("share", "words"), [(0, "0%"), (0.001, "<1%"), (0.005, "<1%"), (0.126, "13%"), (1.3, "130%")])
-def test_percents_do_not_hide_what_is_small(share: float, words: str):
-    assert formats.percent(share) == words
-
-
-@pytest.mark.parametrize(("p", "words"), [(0.0004, "<0.001"), (0.034, "0.034"), (1.0, "1.000")])
-def test_p_values_are_never_zero(p: float, words: str):
-    assert formats.p_value(p) == words
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"), [([], ""), (["a"], "a"), (["a", "b"], "a and b"), (["a", "b", "c"], "a, b and c")]
-)
-def test_lists(words: list[str], sentence: str):
-    assert formats.join_words(words) == sentence
+def test_a_number_has_its_noun_in_the_plural_unless_it_is_one() -> None:
+    numbers = {0: "0 runs", 1: "1 run", 2: "2 runs", 1234: "1,234 runs", 0.6: "1 run"}
+    assert {number: plural(number, "run") for number in numbers} == numbers
+    assert [plural(count, "family", "families") for count in (1, 2)] == ["1 family", "2 families"]
 
 
 # The dashboard writes numbers as terminal and report do.
@@ -68,24 +62,3 @@ def test_numbers_of_a_verdict_are_written_alike(tmp_path: Path) -> None:
     written = json.loads(subprocess.run(words, check=True, capture_output=True, text=True, timeout=60).stdout)
     assert written == [[signed_score(one), score(one), p_value(abs(one))] for one in VALUES]
     assert MINUS in written[5][0]
-
-
-# Numbers agree with their nouns, wherever a sentence is put together.
-
-
-@pytest.mark.parametrize(
-    ("number", "noun", "text"),
-    [
-        (0, "run", "0 runs"),
-        (1, "run", "1 run"),
-        (2, "run", "2 runs"),
-        (1234, "run", "1,234 runs"),
-        (0.6, "run", "1 run"),
-    ],
-)
-def test_a_number_has_its_noun_in_the_plural_unless_it_is_one(number: float, noun: str, text: str) -> None:
-    assert plural(number, noun) == text
-
-
-def test_a_plural_of_another_form_can_be_given() -> None:
-    assert [plural(count, "family", "families") for count in (1, 2)] == ["1 family", "2 families"]

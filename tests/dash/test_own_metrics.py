@@ -93,16 +93,19 @@ def run(request: pytest.FixtureRequest, runs: dict[str, Run]) -> Run:
     return runs[request.param]
 
 
-def test_the_metrics_are_told_apart(runs: dict[str, Run]):
-    """Else a view could show one for the other."""
+def test_each_run_is_compared_by_its_own(runs: dict[str, Run]):
     mae, loss = runs["mae"], runs["loss"]
-    assert mae.values[-1] > 100
+    assert mae.values[-1] > 100, "else a view could show one for the other"
     assert all(one.score <= 1 for one in mae.decisions)
     assert loss.values[-1] != pytest.approx(loss.decisions[-1].score, abs=0.01)
     assert all(any(one.contributions for one in each.decisions) for each in runs.values())
+    for name, one in runs.items():
+        told = describe_compared(name, one.path / "run.db")
+        assert (told["metric"], told["values"]) == (one.kind.metric, one.values)
+        assert told["late"]["high"] == max(one.values[-math.ceil(DECISIONS / 3) :])
 
 
-def test_decisions_and_events_hold_it_in_its_own_units(run: Run):
+def test_decisions_events_and_loggers_hold_it_in_its_own_units(run: Run):
     assert [(one.metric, one.value) for one in run.decisions] == [(run.kind.metric, value) for value in run.values]
     with RunReader.open(run.path / "run.db") as reader:
         steps, metadata = reader.events(StepTaken), reader.metadata()
@@ -114,10 +117,10 @@ def test_decisions_and_events_hold_it_in_its_own_units(run: Run):
         reference = metadata["reference"]
         assert scores == pytest.approx([(reference - value) / reference for value in run.values])
     assert [step.objective for step in steps] == scores  # there is no rent
-
-
-def test_what_a_decision_says_names_it(run: Run):
+    with RunReader.open(run.path / "run.db") as reader:
+        assert read_metrics(reader, DECISIONS)[f"validation_{run.kind.metric}"] == run.values[-1]
     decision = run.decisions[-1]
+    assert decision.metrics[f"validation_{run.kind.metric}"] == run.values[-1]
     assert f"; loss {decision.loss:.4g}" in str(decision)
     assert ("score" in str(decision)) is False
     if run.kind.metric != "loss":
@@ -172,16 +175,3 @@ def test_the_dashboards_model_page_is_told_it(run: Run):
     assert told["about"]["direction"] == ("lower is better" if run.kind.metric == "mae" else "")
     assert run.kind.metric in told["about"]["contribution"]
     assert list(told["figures"]["metric"].values()) == run.values == [one["metric"] for one in told["decisions"]]
-
-
-def test_the_dashboards_comparison_shows_each_run_by_its_own(runs: dict[str, Run]):
-    found = [describe_compared(name, one.path / "run.db") for name, one in runs.items()]
-    for told, one in zip(found, runs.values(), strict=True):
-        assert (told["metric"], told["values"]) == (one.kind.metric, one.values)
-        assert told["late"]["high"] == max(one.values[-math.ceil(DECISIONS / 3) :])
-
-
-def test_loggers_are_sent_it_under_its_name(run: Run):
-    with RunReader.open(run.path / "run.db") as reader:
-        assert read_metrics(reader, DECISIONS)[f"validation_{run.kind.metric}"] == run.values[-1]
-    assert run.decisions[-1].metrics[f"validation_{run.kind.metric}"] == run.values[-1]

@@ -59,10 +59,6 @@ def console(output: io.StringIO) -> Console:
     return Console(file=output, width=80)
 
 
-def test_lines_come_at_least_every_20_seconds_also_where_a_busy_machine_delays_them():
-    assert SECONDS_BETWEEN_LINES <= 15
-
-
 def test_a_line_comes_after_15_seconds_without_one_and_says_how_much_is_left(
     clock: FakeClock, output: io.StringIO, console: Console
 ):
@@ -128,6 +124,7 @@ def test_a_terminal_has_a_bar_and_no_lines(clock: FakeClock, output: io.StringIO
 
 
 def test_a_phase_without_a_command_line_reports_by_itself(output: io.StringIO, console: Console):
+    assert SECONDS_BETWEEN_LINES <= 15, "lines come every 20 seconds also where a busy machine delays them"
     with report_progress(console, "playing", 2) as progress:
         progress.update(1)
         assert progress.describe_progress().startswith("playing: 1 of 2 done, ")

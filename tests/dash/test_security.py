@@ -28,9 +28,8 @@ def test_every_answer_has_all_headers(tmp_path: Path, path: str):
 def test_even_a_defect_is_answered_with_all_headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(RunFinder, "find", lambda _: {}[0])
     answer = client(tmp_path).get("/api/runs")
-    assert answer.status_code == 500
+    assert (answer.status_code, "terminal" in answer.json()["error"]) == (500, True)
     assert {name: answer.headers[name] for name in HEADERS} == HEADERS
-    assert "terminal" in answer.json()["error"]
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
@@ -46,15 +45,12 @@ FOREIGN = ["evil.example", "evil.example:8765", "127.0.0.1.evil.example", "10.0.
 
 
 @pytest.mark.parametrize("host", [*OWN, *FOREIGN])
-def test_own_names_are_answered_and_foreign_ones_are_not(tmp_path: Path, host: str):
+def test_own_names_are_answered_and_foreign_ones_are_not_at_open_addresses_too(tmp_path: Path, host: str):
     assert client(tmp_path).get("/api/runs", headers={"host": host}).status_code == (200 if host in OWN else 421)
-
-
-def test_names_that_resolve_elsewhere_are_kept_out_of_open_addresses_too(tmp_path: Path):
     served = client(tmp_path, "0.0.0.0", TOKEN)
     served.cookies.set("esper-dash-80", TOKEN)
-    assert served.get("/api/runs", headers={"host": "10.0.0.1:8765"}).status_code != 421
-    assert served.get("/api/runs", headers={"host": "evil.example:8765"}).status_code == 421
+    known = host in OWN or host == "10.0.0.1"
+    assert (served.get("/api/runs", headers={"host": host}).status_code != 421) is known
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -72,19 +68,16 @@ def test_the_token_becomes_a_cookie_that_scripts_cannot_read(tmp_path: Path):
     assert served.get("/api/runs").status_code == 200
 
 
-def test_open_addresses_always_have_a_token():
+def test_open_addresses_always_have_a_token_that_is_a_secret():
     assert create_access("127.0.0.1", None).token is None
     assert create_access("::1", None).token is None
     made = [create_access("0.0.0.0", None).token for _ in range(2)]
     assert None not in made
     assert made[0] != made[1]
     assert create_access("0.0.0.0", TOKEN).token == TOKEN
-
-
-@pytest.mark.parametrize("token", ["", "short", "with spaces in it, long", "a&b=c" * 9])
-def test_a_token_that_is_no_secret_is_refused(token: str):
-    with pytest.raises(ConfigError, match="token"):
-        create_access("0.0.0.0", token)
+    for token in ("", "short", "with spaces in it, long", "a&b=c" * 9):
+        with pytest.raises(ConfigError, match="token"):
+            create_access("0.0.0.0", token)
 
 
 @pytest.mark.parametrize("path", ["../app.py", "%2e%2e/app.py", "js/../../app.py", "..%2fapp.py", "//etc/passwd", "js"])

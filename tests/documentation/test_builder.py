@@ -37,9 +37,6 @@ def test_links_lead_to_these_places_and_code_is_left_alone() -> None:
     moved, linked = redirect_links(text, PurePosixPath("docs/ui.md"))
     assert moved == text.replace("../README.md#words", "repository/readme.md#words")
     assert linked == [PurePosixPath("README.md"), PurePosixPath("docs/look.md")]
-
-
-def test_a_link_to_nothing_is_refused() -> None:
     with pytest.raises(FileNotFoundError, match=r"docs/ui\.md links to nothing\.md"):
         redirect_links("[a](nothing.md)", PurePosixPath("docs/ui.md"))
 
@@ -50,7 +47,7 @@ def test_all_pages_can_be_written(tmp_path: Path) -> None:
         assert (tmp_path / page).stat().st_size > 0
 
 
-def test_a_notebook_becomes_text_code_and_what_was_shown() -> None:
+def test_a_notebook_becomes_text_code_and_what_was_shown_and_a_chart_a_table() -> None:
     outputs = [
         {"output_type": "stream", "text": ["\x1b[1mhe", "llo\n"]},
         {"output_type": "display_data", "data": {"image/png": "QQ=="}},
@@ -63,9 +60,6 @@ def test_a_notebook_becomes_text_code_and_what_was_shown() -> None:
         "```text\nhello\n```",
         "![](data:image/png;base64,QQ==)\n",
     ]
-
-
-def test_a_chart_becomes_a_table() -> None:
     chart = '```mermaid\nflowchart LR\n    a["a<br/>2 files"]\n    b["b<br/>3 files"]\n    a --> b\n```'
     rows = tabulate_charts(f"before\n\n{chart}\n\nafter").splitlines()
     assert rows[-4:] == ["| a | 2 files | b |", "| b | 3 files |  |", "", "after"]

@@ -287,7 +287,7 @@ def test_forks_learn_without_a_line_of_the_users_and_nobody_else_notices(tmp_pat
     assert torch.equal(remembered(resumed.grower), remembered(growth.grower))
 
 
-def test_the_grower_sees_gradients_before_they_are_clipped(tmp_path: Path):
+def test_the_grower_sees_gradients_before_they_are_clipped_and_may_be_made_of_a_used_trainer(tmp_path: Path):
     clipped_to = 1e-3
     trainer, growth = prepared(tmp_path, num_train_epochs=1, max_grad_norm=clipped_to)
     trainer.train()
@@ -295,6 +295,9 @@ def test_the_grower_sees_gradients_before_they_are_clipped(tmp_path: Path):
     seen = growth.grower.engine.history.training.host_gradient
     assert seen == pytest.approx(logged[-1:])
     assert seen > clipped_to
+    assert trainer.optimizer is not growth.grower.optimizer, "the trainer has wrapped it"
+    again = TransformersGrower(trainer, validate, controller="none", horizon=2)
+    assert again.grower.optimizer is growth.grower.optimizer
 
 
 BEST = 3
@@ -343,14 +346,6 @@ def test_what_cannot_grow_is_refused(tmp_path: Path):
         TransformersGrower(trainer_for(model, tmp_path), validate)
     with pytest.raises(SlotError, match="no parameter group for slot"):
         TransformersGrower(trainer_for(model, tmp_path, torch.optim.AdamW(model.parameters())), validate, classes=3)
-
-
-def test_a_grower_may_be_made_once_the_trainer_has_wrapped_its_optimizer(tmp_path: Path):
-    trainer, growth = prepared(tmp_path)
-    trainer.train()
-    assert trainer.optimizer is not growth.grower.optimizer
-    again = TransformersGrower(trainer, validate, controller="none", horizon=2)
-    assert again.grower.optimizer is growth.grower.optimizer
 
 
 WORDS = torch.randint(11, (40, 6), generator=torch.Generator().manual_seed(1))
@@ -409,7 +404,7 @@ def test_a_ladder_goes_on_from_any_checkpoint_of_its_trainer(last: int, rungs: A
     assert [rung.flops for rung in found] == pytest.approx([rung.flops for rung in rungs])
 
 
-def test_a_ladder_resumed_in_the_same_process_counts_each_step_once(tmp_path: Path) -> None:
+def test_a_ladder_resumed_in_the_same_process_counts_each_step_once_and_loads_nothing_smaller(tmp_path: Path) -> None:
     """As in a notebook, after an interrupt."""
     trainer, callback = climb(tmp_path, 7)
     with pytest.raises(KeyboardInterrupt):
@@ -418,12 +413,6 @@ def test_a_ladder_resumed_in_the_same_process_counts_each_step_once(tmp_path: Pa
     trainer.train(resume_from_checkpoint=True)
     result = callback.training.result
     assert [rung.flops for rung in result.rungs] == pytest.approx([rung.flops for rung in result.plan.rungs])
-
-
-def test_a_grown_model_does_not_load_a_smaller_checkpoint(tmp_path: Path) -> None:
-    trainer, _ = climb(tmp_path, 35)
-    with pytest.raises(KeyboardInterrupt):
-        trainer.train()
     with pytest.raises(
         CheckpointError, match="has 1 block, but the model has grown to 4: make model and callback anew"
     ):

@@ -81,19 +81,6 @@ def test_rungs_are_those_of_branches_that_are_copies(tmp_path: Path) -> None:
         model, optimizer = deeper, successor
 
 
-def test_the_table_has_every_size_and_its_costs(tmp_path: Path) -> None:
-    made = make(tmp_path)
-    assert [rung.depth for rung in made.rungs] == list(DEPTHS)
-    assert [rung.flops for rung in made.rungs] == [rung.flops for rung in made.plan.rungs]
-    assert all(rung.latency > 0 for rung in made.rungs)
-    table = json.loads((tmp_path / TABLE).read_text())
-    for row, rung in zip(table["rungs"], made.rungs, strict=True):
-        assert row["parameters"] == sum(value.numel() for value in load(rung).values()) == rung.parameters
-        assert (row["loss"], row["flops"], row["latency"]) == (rung.loss, rung.flops, rung.latency)
-        assert json.loads((rung.path / "rung.json").read_text())["depth"] == rung.depth
-    assert len(str(made).splitlines()) == 5
-
-
 def test_the_plan_is_printed_before_training_and_lines_come_regularly(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,23 +174,29 @@ def test_a_killed_process_goes_on_from_its_last_rung(whole: Ladder, tmp_path: Pa
     require_same(made, whole)
 
 
-def test_a_finished_ladder_is_read_again(tmp_path: Path) -> None:
+def test_a_finished_ladder_has_a_table_and_is_read_again(tmp_path: Path) -> None:
     made = make(tmp_path)
+    assert [rung.depth for rung in made.rungs] == list(DEPTHS)
+    assert [rung.flops for rung in made.rungs] == [rung.flops for rung in made.plan.rungs]
+    assert all(rung.latency > 0 for rung in made.rungs)
+    table = json.loads((tmp_path / TABLE).read_text())
+    for row, rung in zip(table["rungs"], made.rungs, strict=True):
+        assert row["parameters"] == sum(value.numel() for value in load(rung).values()) == rung.parameters
+        assert (row["loss"], row["flops"], row["latency"]) == (rung.loss, rung.flops, rung.latency)
+        assert json.loads((rung.path / "rung.json").read_text())["depth"] == rung.depth
+    assert len(str(made).splitlines()) == 5
     model = Decoder(dropout=0, seed=5)
     again = make(tmp_path, model)
     assert again.rungs == made.rungs
     assert len(model.blocks) == DEPTHS[-1]
     assert all(torch.equal(value, load(made.rungs[-1])[name]) for name, value in model.state_dict().items())
-
-
-def test_a_ladder_without_its_checkpoints_is_trained_again(tmp_path: Path) -> None:
-    made = make(tmp_path)
+    # Without its checkpoints it is trained again.
     shutil.rmtree(tmp_path / "checkpoints")  # the branching points are left
     assert [rung.loss for rung in make(tmp_path).rungs] == [rung.loss for rung in made.rungs]
 
 
 @pytest.mark.parametrize("given", [False, True])
-def test_a_learn_function_gets_the_step_whether_or_not_that_has_a_default(given: bool, tmp_path: Path) -> None:
+def test_a_learn_function_gets_the_step_or_data_whether_or_not_that_has_a_default(given: bool, tmp_path: Path) -> None:
     seen: list[int] = []
 
     def learn_by_step(model: nn.Module, optimizer: torch.optim.Optimizer, step: int = 0) -> None:
@@ -216,6 +209,12 @@ def test_a_learn_function_gets_the_step_whether_or_not_that_has_a_default(given:
     own = learn_by_step if given else learn_with
     make(tmp_path, train_step=own, data=None, depths=[1, 2], steps=10, example_input=tokens(8))
     assert seen == list(range(14))
+
+    def learn_batch(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any = None) -> None:
+        assert batch is not None
+        learn(model, optimizer, tokens(16))
+
+    make(tmp_path / "with data", train_step=learn_batch, depths=[1, 2], steps=5)
 
 
 def test_a_cache_that_grows_with_its_inputs_does_not_stop_a_ladder(tmp_path: Path) -> None:
@@ -241,17 +240,6 @@ def test_a_cache_that_grows_with_its_inputs_does_not_stop_a_ladder(tmp_path: Pat
     assert [rung.loss for rung in cached.rungs] == [rung.loss for rung in plain.rungs]
 
 
-def test_an_optimizer_with_state_of_no_parameter_is_refused(tmp_path: Path) -> None:
-    class Counting(torch.optim.SGD):
-        def step(self, closure: Any = None) -> None:
-            super().step(closure)
-            self.state["count"] = 1
-
-    model = Decoder(dropout=0)
-    with pytest.raises(CheckpointError, match="has 'count', which belongs to no parameter"):
-        make(tmp_path, model, optimizer=Counting(model.parameters(), lr=1e-2))
-
-
 def test_a_folder_holds_one_ladder(tmp_path: Path) -> None:
     make(tmp_path)
     with pytest.raises(CheckpointError, match="another plan"):
@@ -263,13 +251,21 @@ def test_a_folder_holds_one_ladder(tmp_path: Path) -> None:
         make(tmp_path)
 
 
-def test_a_folder_goes_on_with_its_optimizer(tmp_path: Path) -> None:
+def test_a_folder_goes_on_with_its_optimizer_whose_state_is_by_parameter(tmp_path: Path) -> None:
     make(tmp_path, depths=[1, 2], steps=5)
     model = Decoder(dropout=0)
     for other in (torch.optim.SGD(model.parameters(), lr=1e-2), torch.optim.AdamW(model.parameters(), lr=1e-2)):
         with pytest.raises(CheckpointError, match="trained by AdamW at 0.01, 0.02, and the optimizer given"):
             make(tmp_path, model, depths=[1, 2], steps=5, optimizer=other)
     assert len(model.blocks) == 1
+
+    class Counting(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:
+            super().step(closure)
+            self.state["count"] = 1
+
+    with pytest.raises(CheckpointError, match="has 'count', which belongs to no parameter"):
+        make(tmp_path / "new", model, optimizer=Counting(model.parameters(), lr=1e-2))
 
 
 @pytest.mark.parametrize("sampled", ["no", "sampler", "batch sampler"])
@@ -304,17 +300,6 @@ def test_a_loader_with_a_generator_of_its_own_goes_on_where_it_was(sampled: str,
     again = climb_until(tmp_path / "killed", -1, example_input=tokens(12))
     losses = [[rung.loss for rung in made.rungs] for made in (given, found, again)]
     assert losses[0] == losses[1] == losses[2]
-
-
-def test_data_reach_a_learn_function_whose_batch_has_a_default(tmp_path: Path) -> None:
-    seen: list[Any] = []
-
-    def learn_or_not(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any = None) -> None:
-        seen.append(batch)
-        learn(model, optimizer, tokens(16))
-
-    make(tmp_path, train_step=learn_or_not, depths=[1, 2], steps=5)
-    assert not any(batch is None for batch in seen)
 
 
 def test_a_learn_function_with_a_scheduler_is_refused(tmp_path: Path) -> None:

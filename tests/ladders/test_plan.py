@@ -14,6 +14,8 @@ from esper.ladders.ladder import plan_ladder
 from esper.ladders.plan import LadderPlan
 from ladders.small import DEPTHS, STEPS, Decoder, learn, tokens
 
+UNUSABLE = (torch.rand(2, 6), {"nothing": tokens(2)}, (1,))
+
 
 def plan(model: nn.Module | None = None, **options: Any) -> LadderPlan:
     settings = {"depths": DEPTHS, "steps": STEPS, "example_input": tokens(8)} | options
@@ -41,6 +43,13 @@ def test_costs_are_three_forward_passes_a_step() -> None:
     assert found.compute_flops(found.total_steps) == pytest.approx(found.flops)
     assert found.compute_flops(20) == pytest.approx(found.rungs[0].flops)
     assert found.compute_flops(0) == pytest.approx(0)
+    assert "so 0% less." in str(plan(depths=[1]))
+
+    def learn_twice(model: nn.Module, optimizer: torch.optim.Optimizer, batch: torch.Tensor) -> None:
+        for part in batch.split(4):
+            learn(model, optimizer, part)
+
+    assert plan(example_input=None, train_step=learn_twice, data=[tokens(8)]).flops == found.flops
 
 
 def test_every_step_has_a_phase_and_rates_fall_to_zero_on_each_branch() -> None:
@@ -69,10 +78,6 @@ def test_the_first_rung_has_as_many_steps_as_were_asked_for(steps: int, decay: f
         return
     assert found.rungs[0].steps + found.rungs[0].decay_steps == steps
     assert found.rungs[0].flops == pytest.approx(found.rungs[0].flops_alone)
-
-
-def test_one_size_costs_no_more_than_alone() -> None:
-    assert "so 0% less." in str(plan(depths=[1]))
 
 
 def test_arguments_that_a_model_does_not_name_are_refused() -> None:
@@ -127,43 +132,28 @@ def test_what_cannot_be_done_is_refused(options: dict[str, Any], message: str) -
         plan(**options)
 
 
-def test_a_model_that_does_not_run_its_list_in_turn_is_refused() -> None:
+def test_models_that_a_ladder_cannot_grow_are_refused() -> None:
     class First(Decoder):
         def forward(self, indices: torch.Tensor) -> torch.Tensor:
             return self.head(self.blocks[0](self.embed(indices)))
 
-    with pytest.raises(ConfigError, match="do not run"):
-        plan(First())
-
-
-def test_a_model_with_slots_is_refused() -> None:
-    growing = esper.attach(Decoder(), {"blocks.0": ["block_copy"]}, tokens(2))
-    with pytest.raises(ConfigError, match="slots"):
-        plan(growing)
-
-
-def test_a_compiled_or_wrapped_model_is_refused() -> None:
-    with pytest.raises(ConfigError, match="compiled by torch.compile"):
-        plan(torch.compile(Decoder(), backend="eager"))
-    partly = Decoder()
+    partly, sharing, locked = Decoder(), Decoder(2), Decoder()
     partly.head = torch.compile(partly.head, backend="eager")
-    with pytest.raises(ConfigError, match="compiled by torch.compile"):
-        plan(partly)
-    with pytest.raises(ConfigError, match="data parallelism"):
-        plan(nn.DataParallel(Decoder()))
-
-
-def test_blocks_that_share_a_parameter_are_refused() -> None:
-    model = Decoder(2)
-    model.blocks[1].register_parameter("common", next(model.blocks[0].parameters()))
-    with pytest.raises(ConfigError, match="are one parameter"):
-        plan(model, depths=[2, 4])
-
-
-@pytest.mark.parametrize("example", [torch.rand(2, 6), {"nothing": tokens(2)}, (1,)])
-def test_an_example_that_the_model_cannot_run_on_is_refused(example: Any) -> None:
-    with pytest.raises(ConfigError, match="cannot run on the example input|has no"):
-        plan(example_input=example)
+    sharing.blocks[1].register_parameter("common", next(sharing.blocks[0].parameters()))
+    locked.blocks[0].lock = threading.Lock()
+    growing = esper.attach(Decoder(), {"blocks.0": ["block_copy"]}, tokens(2))
+    for model, message, options in (
+        (First(), "do not run", {}),
+        (growing, "slots", {}),
+        (torch.compile(Decoder(), backend="eager"), "compiled by torch.compile", {}),
+        (partly, "compiled by torch.compile", {}),
+        (nn.DataParallel(Decoder()), "data parallelism", {}),
+        (sharing, "are one parameter", {"depths": [2, 4]}),
+        (locked, "cannot be copied", {}),
+        *((Decoder(), "cannot run on the example input|has no", {"example_input": one}) for one in UNUSABLE),
+    ):
+        with pytest.raises((ConfigError, SlotError), match=message):
+            plan(model, **options)
 
 
 def test_copies_that_do_not_run_are_refused_for_any_measure() -> None:
@@ -183,13 +173,6 @@ def test_copies_that_do_not_run_are_refused_for_any_measure() -> None:
             plan(Gated(), **sizes)
 
 
-def test_a_block_that_cannot_be_copied_is_refused() -> None:
-    model = Decoder()
-    model.blocks[0].lock = threading.Lock()
-    with pytest.raises((ConfigError, SlotError), match="cannot be copied"):
-        plan(model)
-
-
 def test_planning_changes_neither_the_model_nor_random_numbers() -> None:
     model = Decoder()
     optimizer = torch.optim.AdamW(model.parameters())
@@ -202,12 +185,3 @@ def test_planning_changes_neither_the_model_nor_random_numbers() -> None:
     assert before.keys() == model.state_dict().keys()
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert not optimizer.state
-
-
-def test_a_step_of_several_passes_costs_as_much() -> None:
-    def learn_twice(model: nn.Module, optimizer: torch.optim.Optimizer, batch: torch.Tensor) -> None:
-        for part in batch.split(4):
-            learn(model, optimizer, part)
-
-    found = plan(example_input=None, train_step=learn_twice, data=[tokens(8)])
-    assert found.flops == plan().flops

@@ -92,6 +92,10 @@ def test_what_changes_the_width_is_not_copied() -> None:
     towers = find_towers(Stages(), IMAGES, None)
     assert [tower.copyable for tower in towers] == [(True, True), (False, True)]
     assert plan_copies(towers, 8) == {"layer1": (1, 1), "layer2": (0, 2)}
+    # Several lists grow by one factor.
+    with pytest.raises(ConfigError, match="multiples of 4"):
+        plan_copies(towers, 6 - 1)
+    assert count_blocks(grow_towers(towers, plan_copies(towers, 12))) == 12
 
 
 @pytest.mark.parametrize(
@@ -149,8 +153,6 @@ def test_unclear_blocks_are_refused_and_can_be_named() -> None:
     with pytest.raises(ConfigError, match="none was found"):
         find_towers(nn.Sequential(nn.Linear(3, 3), nn.ReLU()), torch.rand(2, 3), None)
 
-
-def test_blocks_that_do_not_run_in_turn_are_refused() -> None:
     class Backwards(Decoder):
         def forward(self, indices: Tensor) -> Tensor:
             hidden = self.embed(indices)
@@ -162,10 +164,3 @@ def test_blocks_that_do_not_run_in_turn_are_refused() -> None:
         find_towers(Backwards(2), WORDS, None)
     with pytest.raises(ConfigError, match="not called once each"):
         find_towers(Backwards(2), WORDS, ["blocks"])
-
-
-def test_several_lists_grow_by_one_factor() -> None:
-    towers = find_towers(Stages(), IMAGES, None)
-    with pytest.raises(ConfigError, match="multiples of 4"):
-        plan_copies(towers, 6 - 1)
-    assert count_blocks(grow_towers(towers, plan_copies(towers, 12))) == 12

@@ -21,19 +21,9 @@ from esper.runs import store as telemetry_store
 from esper.runs.events import CheckpointWritten, LifecycleTransition, RunInterrupted, RunStarted
 from esper.runs.reader import RunReader
 from esper.runs.store import RunStore
+from lab.planted import change
 
-TRANSITION = LifecycleTransition(
-    iteration=2,
-    episode=2,
-    environment=1,
-    step=9,
-    slot=0,
-    before="dormant",
-    after="germinated",
-    blueprint="norm",
-    cause="germinate",
-    reason="passed",
-)
+TRANSITION = change(9, 0, "dormant", "germinated", "norm", "germinate", iteration=2, episode=2, environment=1)
 MOUNTS = r"""22 27 0:21 / /proc rw,relatime - proc proc rw
 27 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
 31 27 0:40 / /home rw - nfs4 server:/home rw

@@ -78,8 +78,7 @@ def measure_search(
     FLOPs are those of training only, without measurements.
 
     Args:
-        controller: Name of a baseline, directory of a run, or FILE.py:NAME of your own class or function that takes the
-            number of decisions and returns a controller.
+        controller: Name of a baseline, directory of a run, or FILE.py:NAME of your own class or function.
         suite: Name of the suite, or FILE.py:NAME of a file that registers it.
         split: Families trained on (heldout) or unseen families (transfer).
         instances: Number of instances. On each, 32 static networks are drawn and trained.

@@ -48,8 +48,7 @@ def command(
         instances: Held-out instances that every policy plays.
         arms: Also compare the first configuration with baselines, its shuffled actions, the best fixed sequence found
             with the policy's budget, and networks of fixed shape.
-        controllers: With --arms: also compare the controller FILE.py:NAME, a class or function that takes the number of
-            decisions and returns a controller. Repeatable.
+        controllers: With --arms: also compare the controller FILE.py:NAME, your own class or function. Repeatable.
         run_dir: Directory for all runs (default: runs/comparisons/ARMS). With the directory of an interrupted
             comparison, it continues.
         json: Print a final line of JSON to stdout, and progress to stderr.
@@ -58,10 +57,8 @@ def command(
     if seeds < 1 or instances < 2:
         given = f"{plural(seeds, 'seed')} on {plural(instances, 'instance')}"
         raise ConfigError(f"{given}: give at least 1 seed and 2 instances")
-    if not configs:
+    if len(configs) < (1 if arms else 2):
         raise ConfigError("nothing to compare: give two or more YAML files with settings, or one and --arms")
-    if len(configs) < 2 and not arms:
-        raise ConfigError("only one configuration to compare: give two or more, or add --arms")
     if controllers and not arms:
         raise ConfigError("--controller needs --arms")
     for config, count in Counter(config.resolve() for config in configs).items():

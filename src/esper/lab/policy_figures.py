@@ -79,9 +79,8 @@ def _draw_learning(canvas: Canvas, rows: Sequence[Row]) -> None:
 LEARNING = Drawing(
     "learning",
     f"Score of the greedy policy and of the baselines (dashed) on the same fixed training problems. {J_MEANING} It is "
-    "measured while the policy explores, on new problems in every iteration, so it is only roughly comparable with the "
-    "dashed levels. If several rewards are used, J is drawn for each, as the mean of "
-    f"{SMOOTHING} iterations.",
+    "measured while the policy explores, on new problems in every iteration: only roughly comparable with the dashed "
+    f"levels. If several rewards are used, J is drawn for each, as the mean of {SMOOTHING} iterations.",
     Query(f"""\
 SELECT 'J' AS kind, 'J' AS name, iteration, value FROM scalars WHERE name = 'objective'
 UNION ALL
@@ -127,9 +126,9 @@ FROM seeds GROUP BY blueprint ORDER BY seeds DESC, blueprint
 _SLOT_NAMES = "(SELECT value FROM metadata WHERE key = 'slots')"
 PROBE_INTERACTIONS = Table(
     "probe_interactions",
-    "Pairs of modules that the greedy policy kept in one network, in the last probe: the score on validation data that "
-    "the two add beyond what each adds alone (the Shapley interaction index), averaged over the networks that kept "
-    "both. Above zero they help each other; below zero one makes the other redundant. The ten strongest pairs.",
+    "Pairs of modules that the greedy policy kept in one network, in the last probe: what the two add to the score on "
+    "validation data beyond what each adds alone (Shapley interaction index), averaged over networks that kept both. "
+    "Above zero they help each other; below zero one makes the other redundant. The ten strongest pairs.",
     Query(f"""\
 SELECT COALESCE(json_extract({_SLOT_NAMES}, '$[' || first || ']'), first) || ' ' || first_blueprint AS first,
     COALESCE(json_extract({_SLOT_NAMES}, '$[' || second || ']'), second) || ' ' || second_blueprint AS second,
@@ -446,8 +445,8 @@ def exhibit_behaviour(behaviour: Behaviour) -> dict[str, Exhibit]:
     )
     exhibits["interactions"] = Table(
         "interactions",
-        "Accuracy that the kept seeds of two slots add together beyond what each adds alone. Above zero they help each "
-        "other; below zero one makes the other redundant.",
+        "Accuracy that the kept seeds of two slots add together beyond what each adds alone: above zero they help each "
+        "other, below zero one makes the other redundant.",
         earnings_file,
         (Column("slots"), Column("episodes", count), _mean_column("interaction")),
         "no network kept seeds in two slots",

@@ -67,6 +67,11 @@ def test_every_arm_plays_the_same_instances(trained: Path) -> None:
     assert all([one.instance for one in records.outcomes] == names for arm in arms.values() for records in arm.seeds)
     assert shown[0] == "none"
     assert shown[-2:] == ["none_equal_flops, seed 1", ""]
+    # What finding an arm took is counted.
+    training = tiny("iterations=1").environments * get_suite("short").steps
+    for name in ("policy", "sequence", "static"):
+        assert [records.environment_steps for records in arms[name].seeds] == [training] * 2
+    assert arms["none"].seeds[0].environment_steps == 0
 
 
 def test_fixed_networks_have_the_policys_shapes_and_its_flops(trained: Path) -> None:
@@ -82,16 +87,6 @@ def test_fixed_networks_have_the_policys_shapes_and_its_flops(trained: Path) -> 
         assert abs(same.flops - own.flops) <= per_step / 2
         assert abs(host.flops - own.flops) <= hosts[own.instance] / 2
     assert [one.score for one in static] != [one.score for one in policy]
-
-
-def test_what_finding_an_arm_took_is_counted(trained: Path) -> None:
-    arms, _ = played(trained)
-    settings = tiny("iterations=1")
-    training = settings.environments * get_suite("short").steps
-    assert [records.environment_steps for records in arms["policy"].seeds] == [training] * 2
-    assert [records.environment_steps for records in arms["sequence"].seeds] == [training] * 2
-    assert [records.environment_steps for records in arms["static"].seeds] == [training] * 2
-    assert arms["none"].seeds[0].environment_steps == 0
 
 
 def test_what_is_done_is_not_done_again_and_what_is_damaged_is(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,13 +24,13 @@ from esper.lifecycle.table import Stage
 from esper.population.parameters import SeedKind
 from esper.population.population import Fossils
 from esper.rl.episodes import Episodes
-from esper.runs.events import LifecycleTransition
 from esper.tasks.registry import get_suite
 from esper.train.evaluation import evaluate_controllers
 from esper.train.recorder import EpisodeLog
 from esper.train.results import Result
 from esper.train.workers import LocalWorkers
 from lab.arms.planting import TERMS, instances, planted
+from lab.planted import change
 
 SHAPE: Fossils = (SeedKind(0, 3), SeedKind(1, 1, Blend.GATE))
 
@@ -152,32 +152,15 @@ def test_occupancy_is_the_table_while_networks_trained() -> None:
     assert np.array_equal(found.stage[-1] == Stage.FOSSILIZED, log.kept)
 
 
-def change(
-    step: int, slot: int, before: str, after: str, blueprint: str, cause: str, reason: str
-) -> LifecycleTransition:
-    return LifecycleTransition(
-        iteration=0,
-        episode=0,
-        environment=0,
-        step=step,
-        slot=slot,
-        before=before,
-        after=after,
-        blueprint=blueprint,
-        cause=cause,
-        reason=reason,
-    )
-
-
 def test_a_rollback_is_felt_by_the_next_training_only() -> None:
     """Even where a slot germinates, and a rollback takes the seed away again, in one decision."""
     suite, chosen = get_suite("short"), instances(1)
     log = EpisodeLog(suite, chosen)
     log.steps = [make_action(Op.GERMINATE, 0, MIX, blend=Blend.GATE)[None], *[make_wait_actions(1)] * 2]
     log.changes = [
-        change(0, 0, "dormant", "germinated", "token_mix", "germinate", "passed"),
-        change(0, 0, "germinated", "pruned", "token_mix", "rollback", "no_gate"),
-        change(1, 1, "fossilized", "pruned", "input_skip", "rollback", "no_gate"),
+        change(0, 0, "dormant", "germinated", "token_mix", "germinate"),
+        change(0, 0, "germinated", "pruned", "token_mix", "rollback"),
+        change(1, 1, "fossilized", "pruned", "input_skip", "rollback"),
     ]
     found = track_slots(log, suite, [(SeedKind(1, SKIP),)])
     assert found.stage[:, 0, 0].tolist() == [Stage.GERMINATED, Stage.PRUNED, Stage.PRUNED]

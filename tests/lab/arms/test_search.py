@@ -56,13 +56,8 @@ def test_random_search_keeps_the_best_of_what_it_can_afford() -> None:
         assert random_search(pool, np.full(3, 8.0 * tried)) == pytest.approx(rising()[:, tried - 1])
     assert random_search(pool, np.full(3, 0.5)) == pytest.approx(rising()[:, 0]), "one at least"
     assert random_search(pool, np.full(3, 1e9)) == pytest.approx(1.0)
-
-
-@pytest.mark.landing
-def test_what_is_kept_validates_best_and_is_scored_on_test_data() -> None:
-    pool = pool_of(rising())
     misled = Pool(-pool.validation, pool.test, pool.flops)
-    assert random_search(misled, np.full(3, 1e9)) == pytest.approx(0.0)
+    assert random_search(misled, np.full(3, 1e9)) == pytest.approx(0.0), "scored on test data, kept by validation"
 
 
 @pytest.mark.landing
@@ -74,13 +69,15 @@ def test_halving_trains_four_for_a_quarter_two_for_half_and_one_to_the_end() -> 
             rising()[:, brackets * BRACKET - 1]
         )
     assert successive_halving(pool, np.full(3, 15.9)) == pytest.approx(rising()[:, 0]), "no bracket can be afforded"
-
-
-@pytest.mark.landing
-def test_halving_drops_what_begins_badly() -> None:
+    # What begins badly is dropped.
     pool = pool_of(rising(1))
     pool.validation[:, BRACKET - 1, :3] = -1.0
     assert successive_halving(pool, np.full(1, 16.0)) == pytest.approx(rising(1)[:, BRACKET - 2])
+    # With three decisions, a quarter is the first one, and not the last.
+    pool = pool_of(rising(1), decisions=3)
+    pool.validation[:, BRACKET - 1, 0] = -1.0
+    assert successive_halving(pool, np.full(1, 100.0))[0] == pytest.approx(rising(1)[0, -1])
+    assert successive_halving(pool, np.full(1, 7.0)) == pytest.approx(rising(1)[:, BRACKET - 2])
 
 
 @pytest.mark.landing
@@ -183,6 +180,8 @@ def test_every_choice_is_drawn_in_every_slot_and_caps_hold() -> None:
 def test_a_controller_beside_searches() -> None:
     with LocalWorkers(1) as workers:
         found = search_beside("look", get_suite("short"), "heldout", 3, 0, workers)
+    tokens = get_suite("tokens")
+    assert [count_trainings(name, tokens) for name in ("none", "heuristic")] == [0, 203_490 / tokens.steps]
     assert found.controller == "look"
     assert set(found.B) == {"random_search", "successive_halving"}
     assert list(found.scores["random_search"]) == list(BUDGETS)
@@ -210,22 +209,6 @@ def test_a_pool_plays_under_the_controllers_caps_but_ends_by_its_horizon_alone()
     assert len(set(capped.flops[0].tolist())) == 1
 
 
-@pytest.mark.landing
-def test_halving_of_short_trainings_looks_at_what_was_trained() -> None:
-    """With three decisions, a quarter is the first one, and not the last."""
-    pool = pool_of(rising(1), decisions=3)
-    pool.validation[:, BRACKET - 1, 0] = -1.0
-    assert successive_halving(pool, np.full(1, 100.0))[0] == pytest.approx(rising(1)[0, -1])
-    assert successive_halving(pool, np.full(1, 7.0)) == pytest.approx(rising(1)[:, BRACKET - 2])
-
-
-@pytest.mark.landing
-def test_what_controllers_cost() -> None:
-    tokens = get_suite("tokens")
-    assert count_trainings("none", tokens) == 0
-    assert count_trainings("heuristic", tokens) == 203_490 / tokens.steps
-
-
 # The search for a fixed sequence spends a policy's budget, never more, and follows from its seed.
 
 
@@ -248,11 +231,8 @@ def test_the_budget_is_spent_but_for_less_than_an_episode_per_finalist(episodes:
     assert len(spent) == (1 if episodes < 24 else 2), "rounds"
     assert sum(spent) == taken <= budget
     assert budget - taken < FINALISTS * steps + 3 + 1
-
-
-def test_less_than_an_episode_finds_nothing_to_do() -> None:
-    sequence, taken, spent = searched(get_suite("short").steps - 1)
-    assert (taken, spent, sequence.plantings) == (0, [], ())
+    sequence, taken, spent = searched(steps - 1)
+    assert (taken, spent, sequence.plantings) == (0, [], ()), "less than an episode"
 
 
 @pytest.mark.landing

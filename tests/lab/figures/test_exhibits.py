@@ -49,17 +49,19 @@ def assert_queries_give_the_numbers(folder: Path, store: Path, at_least: int) ->
 
 @pytest.mark.landing
 def test_the_query_beside_a_file_gives_its_numbers_again(
-    run: RunDirectory, exported: tuple[Path, list[Exhibit]]
+    run: RunDirectory, exported: tuple[Path, list[Exhibit]], tmp_path: Path
 ) -> None:
     assert_queries_give_the_numbers(exported[0], run.store, 3)
-
-
-@pytest.mark.landing
-def test_so_it_does_of_a_grown_model(tmp_path: Path) -> None:
-    run = grown(tmp_path / "run")
-    done = export_exhibits(tmp_path / "out", run_queries(run.store, grown_exhibits({})))
+    model = grown(tmp_path / "run")
+    exhibits = run_queries(model.store, grown_exhibits({}))
+    done = export_exhibits(tmp_path / "out", exhibits)
     assert [isinstance(exhibit, Drawing) for exhibit in done] == [True] * 4 + [False] * 2
-    assert_queries_give_the_numbers(tmp_path / "out", run.store, 5)
+    assert_queries_give_the_numbers(tmp_path / "out", model.store, 5)
+    # What has nothing to show is left out, with its reason.
+    rollbacks = [exhibit for exhibit in exhibits if exhibit.name == "rollbacks"]
+    assert not export_exhibits(tmp_path / "nothing", rollbacks)
+    assert [exhibit.absent for exhibit in rollbacks] == ["training never diverged"]
+    assert not (tmp_path / "nothing").exists()
 
 
 def test_every_figure_and_table_has_all_its_files(exported: tuple[Path, list[Exhibit]]) -> None:
@@ -85,20 +87,16 @@ def test_figures_are_the_same_bytes_every_time(
         assert file.read_bytes() == (exported[0] / "figures" / file.name).read_bytes(), file
 
 
-def test_what_has_nothing_to_show_is_left_out_with_its_reason(tmp_path: Path) -> None:
-    run = grown(tmp_path / "run")
-    rollbacks = [exhibit for exhibit in run_queries(run.store, grown_exhibits({})) if exhibit.name == "rollbacks"]
-    assert not export_exhibits(tmp_path / "out", rollbacks)
-    assert [exhibit.absent for exhibit in rollbacks] == ["training never diverged"]
-    assert not (tmp_path / "out").exists()
-
-
-def test_blueprints_count_what_became_of_their_seeds(run: RunDirectory) -> None:
+def test_tables_count_what_became_of_seeds_and_how_kept_ones_interact(run: RunDirectory) -> None:
     rows = next(exhibit.rows for exhibit in training_exhibits(run.store) if exhibit.name == BLUEPRINTS.name)
     contributions = [0.01 * network + 0.001 * number for network in range(1, NETWORKS + 1) for number in range(1, 5)]
     ((*counts, contribution),) = (row.values() for row in rows)
     assert counts == ["norm", 4 * NETWORKS, 1, 0]
     assert contribution == pytest.approx(sum(contributions) / len(contributions))
+    rows = next(exhibit.rows for exhibit in training_exhibits(run.store) if exhibit.name == PROBE_INTERACTIONS.name)
+    ((*pair, networks, mean, least, most),) = (row.values() for row in rows)
+    assert (pair, networks) == (["norm norm", "layer1 norm"], 2), "over networks that kept both modules"
+    assert (mean, least, most) == pytest.approx((-0.25, -0.3, -0.2))
 
 
 def test_tables_of_a_grown_model_say_why_a_seed_was_pruned(tmp_path: Path) -> None:
@@ -118,11 +116,3 @@ def test_tables_of_a_grown_model_say_why_a_seed_was_pruned(tmp_path: Path) -> No
     assert {name: seed[name] for name in figures} == figures
     assert "u2 holding to pruned: contribution +0.016, minimum +0.021" in str(decision["changes"])
     assert (decision["op"], decision["slot_name"], decision["blueprint"]) == ("prune", "u2", "mlp")
-
-
-def test_interactions_are_the_mean_over_networks_that_kept_both_modules(run: RunDirectory) -> None:
-    rows = next(exhibit.rows for exhibit in training_exhibits(run.store) if exhibit.name == PROBE_INTERACTIONS.name)
-    ((*pair, networks, mean, least, most),) = (row.values() for row in rows)
-    assert pair == ["norm norm", "layer1 norm"]
-    assert networks == 2
-    assert (mean, least, most) == pytest.approx((-0.25, -0.3, -0.2))

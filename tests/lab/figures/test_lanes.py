@@ -40,17 +40,11 @@ def test_stages_become_spans_without_dormancy_and_with_one_cooldown():
         Span(Stage.GERMINATED, 16, 16, "mlp"),
         Span(Stage.BLENDING, 17, 20, "mlp"),
     ]
-
-
-def test_two_cooldowns_stay_two():
-    again = [("germinated", "norm"), ("pruned", "norm"), ("embargoed", None)]
-    found = find_spans(rows([*TRIED_AND_PRUNED[:12], *again]))
-    assert [span.stage for span in found].count(Stage.PRUNED) == 2
-
-
-def test_what_follows_a_dormant_time_is_a_life_of_its_own():
-    found = find_spans(rows([("fossilized", "norm"), ("dormant", None), ("fossilized", "norm")]))
-    assert found == [Span(Stage.FOSSILIZED, 1, 1, "norm"), Span(Stage.FOSSILIZED, 3, 3, "norm")]
+    # Two cooldowns stay two, and what follows a dormant time is a life of its own.
+    again = find_spans(rows([*TRIED_AND_PRUNED[:12], ("germinated", "norm"), ("pruned", "norm"), ("embargoed", None)]))
+    assert [span.stage for span in again].count(Stage.PRUNED) == 2
+    lives = find_spans(rows([("fossilized", "norm"), ("dormant", None), ("fossilized", "norm")]))
+    assert lives == [Span(Stage.FOSSILIZED, 1, 1, "norm"), Span(Stage.FOSSILIZED, 3, 3, "norm")]
 
 
 def test_every_stage_that_is_drawn_is_explained():

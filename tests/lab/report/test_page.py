@@ -13,7 +13,7 @@ from esper.errors import RunError
 from esper.lab.evaluate import Behaviour, EpisodeTimeline, Plant, Usage, write_behaviour
 from esper.lab.exhibit import Column, Drawing, Files, Table
 from esper.lab.report import Report, Section, report_on, write_report
-from esper.runs.events import LifecycleTransition, PPOUpdated, RolledBack, RunStarted
+from esper.runs.events import PPOUpdated, RunStarted
 from esper.runs.reader import J_MEANING, SCORE_MEANING
 from esper.runs.run_directory import RunDirectory
 from esper.runs.store import RunStore
@@ -37,25 +37,9 @@ EPISODE = EpisodeTimeline(
     drift_step=5,
     accuracy=tuple(0.3 + 0.05 * step for step in range(10)),
     changes=(
-        *(
-            LifecycleTransition(
-                iteration=0,
-                episode=0,
-                environment=0,
-                step=step,
-                slot=0,
-                before=before,
-                after=after,
-                blueprint="token_mix",
-                cause=cause,
-                reason="passed",
-            )
-            for step, before, after, cause in (
-                (1, "dormant", "germinated", "germinate"),
-                (2, "germinated", "blending", "tick"),
-                (6, "blending", "fossilized", "fossilize"),
-            )
-        ),
+        training.change(1, 0, "dormant", "germinated", "token_mix", "germinate"),
+        training.change(2, 0, "germinated", "blending", "token_mix", "tick"),
+        training.change(6, 0, "blending", "fossilized", "token_mix", "fossilize"),
     ),
 )
 BEHAVIOUR = Behaviour(
@@ -128,25 +112,11 @@ def run(tmp_path: Path) -> RunDirectory:
         store.emit(RunStarted(iteration=0, platform={"esper": "9.8.7"}, seed=0))
         store.set_metadata({LEVELS: training.LEVELS})
         for number in range(1, ITERATIONS + 1):
-            store.record_scalars(
-                number,
-                {
-                    "objective": 0.5 + 0.01 * number,
-                    "environment_steps": 1000,
-                    "seconds": 2.0,
-                    "accuracy": 0.6,
-                    "added": 1.0,
-                    "ppo/entropy": 1 - 0.02 * number,
-                    "ppo/kl": 0.01,
-                    "ppo/gradient_norm": float("nan"),
-                },
-            )
-            names = ("explained variance",) if number == 3 else ()
-            store.emit(
-                PPOUpdated(
-                    iteration=number, optimizer_steps=4, stopped_early=False, kl=0.01, anomalies=names, metrics={}
-                )
-            )
+            scalars = {"objective": 0.5 + 0.01 * number, "environment_steps": 1000, "seconds": 2.0, "accuracy": 0.6}
+            update = {"ppo/entropy": 1 - 0.02 * number, "ppo/kl": 0.01, "ppo/gradient_norm": float("nan"), "added": 1.0}
+            store.record_scalars(number, {**scalars, **update})
+            done = {"optimizer_steps": 4, "stopped_early": False, "kl": 0.01, "metrics": {}}
+            store.emit(PPOUpdated(iteration=number, **done, anomalies=("explained variance",) * (number == 3)))
         store.record_scalars(ITERATIONS, {"probe_score": 0.655})
     return run
 
@@ -282,21 +252,7 @@ def test_health_counts_rollbacks(run: RunDirectory):
     assert "No network diverged." in page_of(run).text
     with RunStore.open(run.store) as store:
         for environment, trouble in enumerate(("not_finite", "exploded", "not_finite")):
-            store.emit(
-                RolledBack(
-                    iteration=3,
-                    episode=3,
-                    environment=environment,
-                    step=9,
-                    trouble=trouble,
-                    loss_before=float("nan"),
-                    metric_before=0.25,
-                    loss_after=1.1,
-                    metric_after=0.6,
-                    pruned=(0, 2),
-                    ended=False,
-                )
-            )
+            store.emit(training.rolled_back(trouble, iteration=3, episode=3, environment=environment, step=9))
     assert "rolled back diverged networks 3 times (exploded 1, not finite 2)" in (page_of(run).text)
 
 
