@@ -326,22 +326,13 @@ class Host:
     def grown_by_hand(self) -> GrowingModel:
         """With a seed in the first slot that counts, and newborn ones in the others."""
         model = self.attached()
-        stir(model, self.slots[0], self.blueprint)
+        plant(model, self.slots[0], self.blueprint)
         for slot in self.slots[1:]:
             model.slots[slot].germinate("norm", torch.Generator().manual_seed(4))
         return model
 
     def attached(self) -> GrowingModel:
         return attach(self.network(), self.places, self.arguments())
-
-
-def stir(model: GrowingModel, slot: str, blueprint: str, alpha: float = 0.7) -> None:
-    """Plant a seed that changes the output."""
-    generator = torch.Generator().manual_seed(2)
-    seed = model.slots[slot].germinate(blueprint, generator, alpha=alpha)
-    with torch.no_grad():
-        for parameter in seed.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator) / 2)
 
 
 def outputs(network: nn.Module, arguments: Arguments) -> Tensor:
@@ -471,6 +462,21 @@ def make_host(seed: int = 0) -> nn.Module:
     """Two hidden layers."""
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(4, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, RINGS))
+
+
+class WithLoss(nn.Module):
+    """`make_host` that returns its loss, as Hugging Face's models do."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        self.net = make_host(seed)
+
+    def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        logits = self.net(inputs)
+        return {"loss": F.cross_entropy(logits, labels), "logits": logits}
+
+
+SLOTS_WITH_LOSS = {f"net.{name}": blueprints for name, blueprints in SLOTS.items()}
 
 
 HELD = Rules(operations=(Op.WAIT, Op.GERMINATE))

@@ -192,19 +192,3 @@ def test_where_there_is_no_run_the_kinds_are_named_that_the_command_takes(
     told = capsys.readouterr().err
     assert "`esper train`" in told
     assert (RUN_ADVICE in told) == (name in FOR_ALL)
-
-
-# A seed that no source of randomness takes is refused by every command that takes one, before it does anything.
-
-
-SEEDED = [one.name for one in COMMANDS if "seed" in inspect.signature(resolve_name(one.target)).parameters]
-
-
-@pytest.mark.parametrize("seed", [-1, 2**31])
-@pytest.mark.parametrize("name", SEEDED)
-def test_a_seed_that_cannot_be_is_refused(name: str, seed: int, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*name.split(), *NEEDED.get(name, []), "--seed", str(seed)]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert "seed" in error
-    assert str(seed) in error

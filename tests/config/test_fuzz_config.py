@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import Phase, given, settings
-from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from esper.config.loading import load_settings
@@ -95,22 +93,12 @@ def test_endless_work_is_noticed(folder: Path):
         work()
 
 
-@settings(max_examples=300, phases=[Phase.generate])
-@given(seed=st.integers(0, 2**63))
-def test_any_damage_ends_in_settings_or_an_error_of_ours(folder: Path, seed: int):
-    Target(folder, seed).outcome()
-
-
-def test_damage_reaches_syntax_and_values(folder: Path, count_figure: Callable[[str, int], None]):
-    target = Target(folder, 1)
-    assert_deep(Counter(target.outcome() for _ in range(700)))
-    count_figure("configurations fuzzed", 1000)
-
-
-@pytest.mark.slow
-def test_50_000_damages(folder: Path, count_figure: Callable[[str, int], None]):
-    target = Target(folder, 2)
-    reached = Counter(target.outcome() for _ in range(50_000))
+@pytest.mark.parametrize(("damages", "seed"), [(1000, 1), pytest.param(50_000, 2, marks=pytest.mark.slow)])
+def test_any_damage_ends_in_settings_or_an_error_of_ours(
+    damages: int, seed: int, folder: Path, count_figure: Callable[[str, int], None]
+):
+    target = Target(folder, seed)
+    reached = Counter(target.outcome() for _ in range(damages))
     assert_deep(reached)
     count_figure("configurations fuzzed", reached.total())
 

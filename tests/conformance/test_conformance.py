@@ -21,7 +21,7 @@ from esper.errors import EsperError
 from esper.growth.export import export
 from esper.growth.inputs import call_host, first_tensor
 from esper.growth.model import GrowingModel
-from factories import stir
+from factories import plant
 from train.runs import create_untrained_run
 
 pytestmark = pytest.mark.landing
@@ -241,7 +241,7 @@ def test_padding_changes_nothing_whatever_grows(kind: Kind) -> None:
         offered.release()
         for blueprint in blueprints:
             model = esper.attach(kind.fresh(), {slot: [blueprint]}, minibatch.inputs)
-            stir(model, slot, blueprint)
+            plant(model, slot, blueprint)
             model.eval()
             with right_or_a_sentence("masks", kind):
                 for gradient in (False, True):
@@ -291,7 +291,7 @@ def test_generation_with_a_cache_equals_generation_without(kind: Kind) -> None:
         offered = esper.attach(kind.fresh(), {slot: "auto"}, caching(kind))
         for blueprint in offered.slots[slot].blueprints:
             model = esper.attach(kind.fresh(), {slot: [blueprint]}, caching(kind))
-            stir(model, slot, blueprint)
+            plant(model, slot, blueprint)
             with right_or_a_sentence("caches", kind):
                 expected = generated(model, cache=False)
                 assert not torch.allclose(expected, bare), f"{blueprint} in {slot!r} does nothing"

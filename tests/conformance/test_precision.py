@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import esper
@@ -20,7 +19,7 @@ from esper.engine.observation import Observation
 from esper.growth.promise import PromiseSettings
 from esper.lifecycle.rules import ActionMasks
 from esper.lifecycle.table import BLENDED, make_stage_lookup
-from factories import SLOTS, make_data, make_host
+from factories import SLOTS_WITH_LOSS, WithLoss, make_data
 
 lightning = pytest.importorskip("lightning.pytorch")
 pytest.importorskip("accelerate")
@@ -57,18 +56,6 @@ class Recording(esper.grower.callbacks.GrowerCallback):
         self.records.append((decision, grower.engine.assessed, grower.engine.applied.stages))
 
 
-class Classifier(nn.Module):
-    """Gives losses, as Hugging Face's models do."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = make_host()
-
-    def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        logits = self.net(inputs)
-        return {"loss": F.cross_entropy(logits, labels), "logits": logits}
-
-
 @dataclass
 class Training:
     """A model that grows under some trainer, and what was seen and decided."""
@@ -81,9 +68,8 @@ class Training:
     recording: Recording = field(default_factory=Recording)
 
     def __post_init__(self) -> None:
-        slots = {f"net.{name}": blueprints for name, blueprints in SLOTS.items()}
         inputs, labels = self.data(2)
-        self.model = esper.attach(Classifier().to(self.dtype), slots, {"inputs": inputs, "labels": labels})
+        self.model = esper.attach(WithLoss().to(self.dtype), SLOTS_WITH_LOSS, {"inputs": inputs, "labels": labels})
         self.optimizer = torch.optim.AdamW(self.model.parameter_groups(lr=RATE))
 
     def data(self, *arguments: int) -> tuple[Tensor, Tensor]:

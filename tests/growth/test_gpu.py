@@ -13,7 +13,7 @@ from esper.growth.attach import attach
 from esper.growth.blueprints.registry import Blueprint
 from esper.growth.model import GrowingModel
 from esper.growth.site import Site
-from factories import EXAMPLES, RESNET, Host, classes, every_host, generator, outputs
+from factories import EXAMPLES, Host, classes, every_host, generator, outputs
 from gpu import CPU, GPU, full_float32, move, needs_gpu  # noqa: F401 - a fixture
 from growth.blueprint_cases import batch, every_case, grown, newborn
 from growth.test_units import CASES as PAIRS
@@ -166,16 +166,3 @@ def test_new_units_become_part_of_their_layers(pair: str) -> None:
     plain = model.finalize().eval()
     assert list_devices(plain) == {"cuda"}
     torch.testing.assert_close(plain(inputs), model(inputs), rtol=1e-9, atol=1e-9)
-
-
-@needs_gpu
-def test_a_compiled_model_grows() -> None:
-    model, inputs = RESNET.attached().to(GPU), move(RESNET.arguments())
-    fast = torch.compile(model)
-    for blueprint in ("conv3x3", "gate"):
-        assert_close(outputs(fast, inputs), outputs(model, inputs))
-        stir(model, "layer1", blueprint)
-        assert_close(outputs(fast, inputs), outputs(model, inputs))
-        example_losses(fast, inputs).mean().backward()
-        assert all(bool(one.grad.any()) for one in model.slots["layer1"].seed.parameters() if one.grad is not None)
-        model.slots["layer1"].remove()

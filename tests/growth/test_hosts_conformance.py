@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from esper.errors import SlotError
 from esper.growth.hooks import find_features
 from esper.growth.model import GrowingModel
-from factories import Host, every_causal_host, every_host, loss, outputs, stir
+from factories import Host, every_causal_host, every_host, loss, outputs, plant
 
 Copy = Callable[[GrowingModel], GrowingModel]
 
@@ -89,7 +89,7 @@ def test_a_seed_s_life_by_hand(host: Host) -> None:
     assert not torch.allclose(ablated(model, host), outputs(model.eval(), host.arguments()))
     slot.prune()
     assert sum(map(len, (group["params"] for group in optimizer.param_groups))) == len(list(model.parameters()))
-    stir(model, host.slots[0], host.blueprint)
+    plant(model, host.slots[0], host.blueprint)
     slot.fossilize()
     assert slot.seed.fossilized
     with pytest.raises(SlotError, match="permanent part"):
@@ -181,7 +181,7 @@ def test_language_models_leak_no_later_token(host: Host) -> None:
     for name in host.slots:
         for blueprint in host.attached().slots[name].blueprints:
             model = host.attached().eval()
-            stir(model, name, blueprint, alpha=1.0)
+            plant(model, name, blueprint, alpha=1.0)
             before, after = changes_by_later_tokens(model, host)
             torch.testing.assert_close(before, torch.zeros_like(before))
             assert after.abs().max() > 1e-3

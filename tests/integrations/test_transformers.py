@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 import esper
 import tiny_transformers
@@ -18,7 +17,7 @@ from esper.engine.engine import GrowthConfig
 from esper.errors import CheckpointError, ConfigError, DivergedError, SlotError
 from esper.growth.persist import describe_structure
 from esper.lifecycle.table import Stage
-from factories import HELD, SLOTS, make_data, make_host, remembered
+from factories import HELD, SLOTS_WITH_LOSS, WithLoss, make_data, remembered
 
 pytest.importorskip("accelerate")
 transformers = pytest.importorskip("transformers")
@@ -29,22 +28,9 @@ pytestmark = pytest.mark.landing
 EPOCHS = 4
 
 
-class Classifier(nn.Module):
-    """A host that returns its loss, as the Trainer wants it."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__()
-        self.net = make_host(seed)
-
-    def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        logits = self.net(inputs)
-        return {"loss": F.cross_entropy(logits, labels), "logits": logits}
-
-
 def classifier(seed: int = 0, *, frozen: bool = False) -> esper.GrowingModel:
-    slots = {f"net.{name}": blueprints for name, blueprints in SLOTS.items()}
     inputs, labels = make_data(2)
-    return esper.attach(Classifier(seed), slots, {"inputs": inputs, "labels": labels}, freeze_host=frozen)
+    return esper.attach(WithLoss(seed), SLOTS_WITH_LOSS, {"inputs": inputs, "labels": labels}, freeze_host=frozen)
 
 
 @torch.no_grad()
@@ -111,7 +97,7 @@ def test_a_resumed_training_equals_one_that_was_never_cut(tmp_path: Path, loggin
     assert_equal(resumed.model, trainer.model)
     assert resumed.optimizer.param_groups[-1]["lr"] == trainer.optimizer.param_groups[0]["lr"]
     if frozen:
-        model, untouched = growth.grower.model, Classifier(0).eval()
+        model, untouched = growth.grower.model, WithLoss(0).eval()
         inputs, labels = make_data(16, seed=1)
         expected = untouched(inputs, labels)["logits"]
         with model.without_growth():
@@ -339,8 +325,8 @@ def test_the_best_model_is_loaded_with_what_had_grown_by_then(tmp_path: Path, st
 
 
 def test_what_cannot_grow_is_refused(tmp_path: Path):
-    with pytest.raises(ConfigError, match="model is a Classifier"):
-        TransformersGrower(trainer_for(Classifier(0), tmp_path), validate)
+    with pytest.raises(ConfigError, match="model is a WithLoss"):
+        TransformersGrower(trainer_for(WithLoss(0), tmp_path), validate)
     model = classifier()
     with pytest.raises(ConfigError, match="optimizers="):
         TransformersGrower(trainer_for(model, tmp_path), validate)

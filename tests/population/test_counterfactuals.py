@@ -21,7 +21,7 @@ from esper.population.learning import Batch, compute_accuracies, compute_losses,
 from esper.population.population import Population, Strategy
 from esper.tasks.token_suite import TokenLayer
 from factories import Chain, InputSkip, Residual, make_small_population
-from population.scenes import draw_small, good_measurements, grow_small, grown, record_measurements
+from population.scenes import draw_small, grow_small, grown, record_measurements
 from reference_population import ReferencePopulation
 
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
@@ -198,17 +198,6 @@ def test_connections_across_slots_are_found_and_measured_exactly(
     assert fast.shares_prefixes is shares
     batch = draw_small(40, 9)
     assert_same(evaluate(fast, batch), separately(slow, fast.table, batch))
-
-
-def test_sharing_prefixes_where_a_connection_forbids_it_would_fail() -> None:
-    """The negative control: the host above is one on which the fused pass cannot be used."""
-    shared, hosts = make_small_population(Residual, 1)
-    population = Population(shared, hosts)
-    population.measurements = good_measurements(population)
-    population.decide(make_action(Op.GERMINATE, 1, 0)[None])
-    population.shares_prefixes = True
-    with pytest.raises(RuntimeError):
-        evaluate(population, Batch(torch.zeros(1, 6, 4, dtype=torch.float64), torch.zeros(1, 6, dtype=torch.int64)))
 
 
 @pytest.mark.parametrize("finite", [True, False])

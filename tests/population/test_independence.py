@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
 import pytest
 import torch
 
@@ -118,17 +117,6 @@ def test_a_neighbour_that_is_not_a_number_does_no_harm(isolation: Isolation) -> 
     assert_same_trajectory(
         trajectory(everyone, followed, isolation, disturb=explode), trajectory(everyone, followed, isolation)
     )
-
-
-def test_a_neighbour_that_is_replaced_does_no_harm() -> None:
-    everyone, newcomer = instances(4), instances(5)[4]
-    followed = everyone[1]
-
-    def swap(population: Population, step: int) -> None:
-        if step == 4:
-            population.replace(np.array([2, 0]), networks([newcomer, everyone[3]]))
-
-    assert_same_trajectory(trajectory(everyone, followed, disturb=swap), trajectory(everyone, followed))
 
 
 # Choosing between the stacked program and the loop.

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from esper.lifecycle.actions import Op, make_action, make_wait_actions
 from esper.lifecycle.rules import Isolation
 from esper.numerics.arrays import Bools, Floats
-from esper.population.evaluation import Variants, evaluate, forward_variants, plan_replicas, plan_shared_prefixes
+from esper.population.evaluation import Variants, evaluate, forward_variants
 from esper.population.forward import ActiveSeeds, select_blended, select_committed
 from esper.population.learning import Batch, compute_accuracies, compute_losses
 from esper.population.population import NetworkSpec, Population, PopulationConfig, Strategy
@@ -126,44 +126,12 @@ def batch_sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seen
 
 
-def subsets(slots: int, environments: int = 1) -> Bools:
-    """All subsets of the slots, the same in all networks, ``[2**S, E, S]``."""
-    found = np.array(np.meshgrid(*[[False, True]] * slots, indexing="ij")).reshape(slots, -1).T
-    return np.repeat(found[:, None], environments, axis=1)
-
-
-def passes(toggled: Bools) -> float:
-    """Forward passes of a host whose slots cut it into equal parts."""
-    reaching = [1, *(len(fork.toggled) for fork in plan_shared_prefixes(toggled).slots)]
-    return sum(reaching) / len(reaching)
-
-
-def test_what_variants_have_in_common_is_computed_once() -> None:
-    one_out = np.concatenate([np.zeros((1, 1, 3), np.bool_), np.eye(3, dtype=np.bool_)[:, None]])
-    assert passes(one_out) == 2.5
-    assert passes(subsets(3)) == 3.75
-    assert passes(subsets(3, environments=4)) == 3.75
-    assert [len(fork.toggled) for fork in plan_replicas(subsets(3)).slots] == [8, 8, 8]
-
-
 def test_the_host_computes_no_more_than_that(monkeypatch: pytest.MonkeyPatch) -> None:
     population, batch, *_ = planted_seeds()
     few = Batch(batch.inputs[:, :20], batch.labels[:, :20])
     seen = batch_sizes(monkeypatch)
     attribute_networks(population, few, rng())
     assert seen == [20, 40, 80]  # the head, behind the last slot, gets 160
-
-
-def test_every_way_through_the_forks_is_the_variants_own() -> None:
-    """Follow each block from slot to slot: what was toggled on its way is what its variant says."""
-    toggled = rng(3).random((40, 3, 5)) < 0.3
-    for forks in (plan_shared_prefixes(toggled), plan_replicas(toggled)):
-        ways = [np.zeros((3, 0), np.bool_)] * (len(forks.slots[0].toggled) - len(forks.slots[0].parents))
-        for fork in forks.slots:
-            ways += [ways[parent] for parent in fork.parents]
-            ways = [np.column_stack([way, here]) for way, here in zip(ways, fork.toggled, strict=True)]
-        assert forks.blocks == len(ways)
-        assert all((ways[place] == variant).all() for place, variant in zip(forks.places, toggled, strict=True))
 
 
 def test_planted_seeds_are_ranked_rightly() -> None:

@@ -13,7 +13,6 @@ from esper.control.rules import Uniform
 from esper.errors import RunError
 from esper.lab.evaluate import evaluate_run
 from esper.lifecycle.rules import Rules
-from esper.runs.events import RolledBack
 from esper.runs.run_directory import RunDirectory
 from esper.tasks.registry import get_suite
 from esper.train.evaluation import (
@@ -27,6 +26,7 @@ from esper.train.evaluation import (
 )
 from esper.train.recorder import EpisodeLog
 from esper.train.workers import LocalWorkers
+from lab.planted import EXPLODED
 from train.runs import ignore, started, tiny
 
 pytestmark = pytest.mark.landing
@@ -66,21 +66,7 @@ def assert_same(one: EpisodeLog, other: EpisodeLog) -> None:
 
 def test_a_tally_survives_json(log: EpisodeLog):
     assert log.changes
-    log.rollbacks.append(
-        RolledBack(
-            iteration=0,
-            episode=0,
-            environment=1,
-            step=2,
-            trouble="exploded",
-            loss_before=0.5,
-            metric_before=0.75,
-            loss_after=float("inf"),
-            metric_after=0.1,
-            pruned=(0, 1),
-            ended=False,
-        )
-    )
+    log.rollbacks.append(replace(EXPLODED, loss_after=float("inf"), metric_after=0.1))
     text = json.dumps(log.to_json())
     assert_same(EpisodeLog.from_json(json.loads(text), get_suite("short"), log.instances), log)
 

@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import Phase, given, settings
-from hypothesis import strategies as st
 
 from esper.errors import CheckpointError
 from esper.serialization import Checkpoints
@@ -163,31 +161,15 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.mark.landing
-@settings(max_examples=400, phases=[Phase.generate])
-@given(seed=st.integers(0, 2**63))
-def test_any_damage_ends_in_a_checkpoint_or_a_checkpoint_error(folder: Path, seed: int):
-    target = Target(folder, seed)
-    target.damage()
-    outcome(target)
-
-
-@pytest.mark.landing
-def test_damage_reaches_every_check(folder: Path, count_figure: Callable[[str, int], None]):
-    reached, target = Counter[str](), Target(folder, 1)
-    for _ in range(1500):
+@pytest.mark.parametrize(("damages", "seed"), [(1500, 1), pytest.param(50_000, 2, marks=pytest.mark.slow)])
+def test_any_damage_ends_in_a_checkpoint_or_a_checkpoint_error(
+    damages: int, seed: int, folder: Path, count_figure: Callable[[str, int], None]
+):
+    reached, target = Counter[str](), Target(folder, seed)
+    for _ in range(damages):
         target.damage()
         reached[outcome(target)] += 1
     assert reached.keys() == {*STAGES.values(), "loaded"}
-    assert_deep(reached)
-    count_figure("checkpoints fuzzed", 1900)
-
-
-@pytest.mark.slow
-def test_50_000_damages(folder: Path, count_figure: Callable[[str, int], None]):
-    reached, target = Counter[str](), Target(folder, 2)
-    for _ in range(50_000):
-        target.damage()
-        reached[outcome(target)] += 1
     assert_deep(reached)
     count_figure("checkpoints fuzzed", reached.total())
 
