@@ -140,7 +140,9 @@ class ReferencePopulation:
     def _shadow(self, model: GrowingModel, isolated: Sequence[Seed], inputs: Tensor, labels: Tensor) -> None:
         """Give the isolated seeds the gradients of a pass in which they count fully; nobody else gets any."""
         learning = [parameter for seed in isolated for parameter in seed.parameters()]
-        with side_pass(model, isolated):
+        with side_pass(model), ExitStack() as stack:
+            for seed in isolated:
+                stack.enter_context(seed.temporary_alpha(1.0))
             gradients = torch.autograd.grad(mean_loss(model(inputs), labels), learning)
         for parameter, gradient in zip(learning, gradients, strict=True):
             parameter.grad = gradient

@@ -283,7 +283,7 @@ class ForkTrainer:
             self._check_minibatch(float(loss.detach()), compute)
         fork_gradients: list[dict[nn.Parameter, Tensor]] = []
         for fork in forks.values():
-            with side_pass(self._model, ()), torch.enable_grad():
+            with side_pass(self._model), torch.enable_grad():
                 fork_gradients.append(fork.compute_gradients(lambda: self._scale(compute())))
         scale = self._scale(torch.ones_like(loss.detach()))
 
@@ -308,7 +308,7 @@ class ForkTrainer:
 
     def _check_minibatch(self, loss: float, compute: Callable[[], Tensor]) -> None:
         """Warn if ``loss`` is not that of the minibatch, which two passes of the model show if nothing is random."""
-        with side_pass(self._model, ()), torch.no_grad():
+        with side_pass(self._model), torch.no_grad():
             value, again = float(compute()), float(compute())
         if value == again and not math.isclose(loss, value, rel_tol=SAME, abs_tol=SAME):
             warnings.warn(

@@ -6,7 +6,6 @@ import copy
 import functools
 import inspect
 import math
-import operator
 import re
 import warnings
 from collections import defaultdict
@@ -25,10 +24,10 @@ from torch.func import functional_call
 from esper.errors import ExportError, SlotError
 from esper.growth.blueprints.registry import Context, Folded
 from esper.growth.depth import CONFIGURATION, DepthTracker, deepen
-from esper.growth.hooks import find_tensors, list_named_modules
+from esper.growth.hooks import find_tensors, is_close, list_named_modules
 from esper.growth.inputs import call_host, fit_example
 from esper.growth.site import Site
-from esper.growth.slot import Seed, Slot, side_pass
+from esper.growth.slot import Seed, side_pass
 from esper.numerics.modules import copy_with, keep_modes
 
 if TYPE_CHECKING:
@@ -39,8 +38,8 @@ TOLERANCE = 1e-3
 TF32 = 2**-10
 """Rounding of factors in TF32, which accelerators may use in place of float32."""
 _UNKNOWN = (
-    "cannot be found out where a model returns no tensors, or was pickled, which loses the example input: finalize the "
-    "one that esper.attach or esper.load returned"
+    "cannot be found out, since this model returns no tensors, or was pickled, which loses the example input: finalize "
+    "the one that esper.attach or esper.load returned"
 )
 
 
@@ -49,14 +48,14 @@ def build_plain_module(model: GrowingModel, kept: list[str]) -> nn.Module:
     grown = copy_with(model, model, ExportError)
     grown.release()
     host = grown.host
-    # Fold in the seeds, slot by slot. Inserted blocks change the names of the blocks after them.
     shared: dict[int, list[str]] = defaultdict(list)
     for key, weight in host.named_parameters(remove_duplicate=False):
         shared[id(weight)].append(key)
+    # Fold in the seeds. Inserted blocks change the names of the blocks after them, so updates of existing weights come
+    # first, then wider layers, while all modules still have their original names.
     names = {name: name for name in kept}
     blocks: dict[str, nn.Module] = {}
     by_way: dict[Folded, list[str]] = {way: [] for way in Folded}
-    # First updates of existing weights, then wider layers, while all modules still have their original names.
     turns = {Context.LAYER: 0, Context.HIDDEN: 1}
     for name in sorted(kept, key=lambda name: turns.get(grown.seeds[name].context, 2)):
         slot, seed = grown.slots[name], grown.seeds[name]
@@ -72,28 +71,23 @@ def build_plain_module(model: GrowingModel, kept: list[str]) -> nn.Module:
         if way is Folded.INSERTED:
             names = {other: _shift_path(path, names[name]) for other, path in names.items()}
         if way is Folded.NOT:
-            _prepare_fossil(host, names[name], slot, seed)
             add_fossil(host, names[name], seed, slot.site, name, grown.input_hook.place)
             block = seed.blueprint.find_block()
             if block is not None:
                 blocks[name] = block
     # Count the new blocks in the host's configuration, and set the new widths.
-    if by_way[Folded.INSERTED]:
-        deepen(host, {names[name]: name for name in by_way[Folded.INSERTED]})
-    depth = DepthTracker(host)
-    for name, block in blocks.items():
-        depth.set_block(names[name], block)
+    deepen(host, {names[name]: name for name in by_way[Folded.INSERTED]})
+    DepthTracker(host).set_blocks({names[name]: block for name, block in blocks.items()})
     # Check the results, which depend on how the host's own code uses containers and weights.
     ways = {way: slots for way, slots in {**by_way, Folded.NOT: list(blocks)}.items() if slots}
     if ways:
         _require_equal(model, host, kept, ways)
-    changed = [name for way, slots in by_way.items() if way is not Folded.MERGED for name in slots]
-    refuse_saving(host, [names[name] for name in changed])
+    refuse_saving(host, [names[name] for way, slots in by_way.items() if way is not Folded.MERGED for name in slots])
     return host
 
 
 def choose_kept(seeds: Mapping[str, Seed], unfinished: Literal["keep", "drop", "raise"]) -> list[str]:
-    """The slots whose seeds become part of the plain model: all fossils, and live seeds as ``unfinished`` decides."""
+    """The slots of all fossils, and of live seeds as ``unfinished`` decides."""
     kept = [name for name, seed in seeds.items() if seed.fossilized]
     descriptions: list[str] = []
     for name, seed in seeds.items():
@@ -130,28 +124,6 @@ def _shift_path(path: str, inserted: str) -> str:
     return f"{start}{int(first) + 1}{dot}{rest}"
 
 
-def _prepare_fossil(host: nn.Module, path: str, slot: Slot, seed: Seed) -> None:
-    """Prepare a plain host for a seed that runs after its submodule ``path``; refuse copies of blocks that cannot."""
-    if seed.blueprint.find_block() is not None:
-        what = f"{seed.blueprint.name!r} in slot {slot.name!r} counts with {float(seed.alpha):.2f}"
-        if runs_children(host.get_submodule(path)):
-            raise ExportError(
-                f"{what} behind a module that runs all its children, where a plain model can only have it with a "
-                "weight of 1 in a list of blocks; save the growing model with esper.save"
-            )
-        if float(seed.alpha) != 1:
-            warnings.warn(
-                f"{what}: it runs behind its block; in a list of blocks it would be the next one with a weight of 1; "
-                "save_pretrained is refused",
-                stacklevel=5,
-            )
-    # In evaluation mode, torch's encoder turns padded examples into nested tensors, which a graph cannot take. Make it
-    # keep the padding, as in training; its values there are then arbitrary instead of zero.
-    for name, module in list_named_modules(host):
-        if isinstance(module, nn.TransformerEncoder) and path.startswith(f"{name}." if name else ""):
-            module.enable_nested_tensor = module.use_nested_tensor = False
-
-
 _CAUSES = {
     Folded.INSERTED: "a block inserted behind {!r} is not run as the next one: the model does not go through its "
     "nn.ModuleList in turn",
@@ -179,9 +151,9 @@ def _require_equal(model: GrowingModel, plain: nn.Module, kept: list[str], ways:
             "code, or what grew between their layers, depends on the original number of units; save the growing model "
             "with esper.save"
         ) from error
+    altered = [*ways.get(Folded.MERGED, []), *ways.get(Folded.WIDENED, [])]
     if not expected and Folded.INSERTED in ways:
         raise ExportError(f"whether the model runs a block behind {ways[Folded.INSERTED][0]!r} {_UNKNOWN}")
-    altered = [*ways.get(Folded.MERGED, []), *ways.get(Folded.WIDENED, [])]
     if not expected and altered:
         warnings.warn(f"whether the layer behind {altered[0]!r} alone reads its weight {_UNKNOWN}", stacklevel=5)
     equal, when = _are_close(plain, expected, computed), ""
@@ -199,8 +171,8 @@ def _compute_both(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Outputs of both models for the example input, with the same random numbers; empty if they cannot be compared.
 
-    Both are in evaluation mode. With ``training_blocks`` (slots whose seeds are blocks) the host's own code and these
-    blocks are in training mode, but not torch's layers, so that nothing drops out and no batch is too small.
+    With ``training_blocks`` (slots whose seeds are blocks) the host's own code and these blocks are in training mode,
+    but not torch's layers, so that nothing drops out and no batch is too small.
     """
     outputs: tuple[list[Tensor], list[Tensor]] = ([], [])
     if model.example.arguments is None:
@@ -220,7 +192,7 @@ def _compute_both(
                 stack.enter_context(slot.disabled())
         stack.enter_context(torch.no_grad())
         for network, tensors in zip((model, plain), outputs, strict=True):
-            with side_pass(network, ()):
+            with side_pass(network):
                 try:
                     returned = find_tensors(call_host(network, example))
                 except Exception:
@@ -232,18 +204,15 @@ def _compute_both(
 
 
 def _are_close(network: nn.Module, expected: list[Tensor], outputs: list[Tensor]) -> bool:
-    """Whether outputs of a network are equal up to rounding, relative to the largest value of each."""
-    kinds = [values.dtype for values in network.parameters()]
-    for ours, theirs in zip(expected, outputs, strict=False):
-        finite = ours[ours.isfinite()].abs()
-        rounding = max(torch.finfo(kind).eps for kind in (*kinds, ours.dtype) if kind.is_floating_point)
-        if ours.device.type != "cpu":
-            rounding = max(rounding, TF32)
-        tolerance = max(TOLERANCE, 8 * rounding) * float(finite.max()) if len(finite) else 0.0
-        alike = (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
-        if not alike or not torch.allclose(ours, theirs, rtol=0, atol=tolerance, equal_nan=True):
-            return False
-    return len(expected) == len(outputs)
+    """Whether outputs of a network are equal up to rounding, also in the types of its parameters."""
+    kinds = {tensor.dtype for tensor in (*network.parameters(), *expected) if tensor.is_floating_point()}
+    rounding = max((torch.finfo(kind).eps for kind in kinds), default=0.0)
+    if any(tensor.device.type != "cpu" for tensor in expected):
+        rounding = max(rounding, TF32)
+    tolerance = max(TOLERANCE, 8 * rounding)
+    return len(expected) == len(outputs) and all(
+        is_close(theirs, ours, tolerance) for ours, theirs in zip(expected, outputs, strict=True)
+    )
 
 
 # What `save_pretrained` would lose ------------------------------------------------------------------------------------
@@ -254,7 +223,6 @@ _LOST = (
     "from_pretrained would lose what grew here, because the configuration does not describe it: save the growing model "
     "by esper.save, or torch.save(plain.state_dict(), file) of what finalize() returned"
 )
-_PLAIN_TYPES = (bool, int, float, str)
 
 
 def refuse_while_growing(host: nn.Module, slots: Iterable[str]) -> list[tuple[nn.Module, str]]:
@@ -278,7 +246,7 @@ def refuse_saving(plain: nn.Module, changed: Iterable[str]) -> None:
         if not is_built_alike(part):
             graph = fx.Graph()
             _, keywords = graph.placeholder("*arguments"), graph.placeholder("**keywords")
-            graph.output(graph.call_function(operator.getitem, (keywords, _LOST)))
+            graph.output(graph.call_function(getitem, (keywords, _LOST)))
             vars(part)[method] = fx.GraphModule(nn.Module(), graph, class_name="RefuseSaving")
 
 
@@ -313,7 +281,7 @@ def _list_block_attributes(model: nn.Module) -> dict[str, list[Any]]:
     values: dict[str, list[Any]] = defaultdict(list)
     for path, module in list_named_modules(model):
         for name, value in vars(module).items():
-            if isinstance(value, _PLAIN_TYPES) and name != "training":
+            if isinstance(value, bool | int | float | str) and name != "training":
                 values[re.sub(r"\b\d+\b", "*", f"{path}.{name}")].append(value)
     return {name: group for name, group in values.items() if any(value != group[0] for value in group)}
 
@@ -346,7 +314,7 @@ class _Traced(nn.Module):
 
 
 def trace_seed(seed: Seed, site: Site, slot: str) -> ExportedProgram:
-    """Trace a seed at its site, in evaluation mode, for any batch size, and for other lengths if possible."""
+    """Trace a seed in evaluation mode, for any batch size, and for other lengths if possible."""
     shapes = [site.shape, site.input_shape] if seed.context is Context.NETWORK else [site.shape]
     # The batch size differs from all other axes, so that torch does not treat them as the same symbol.
     batch = next(size for size in range(2, 16) if all(size not in shape for shape in shapes))
@@ -371,6 +339,23 @@ def add_fossil(host: nn.Module, path: str, seed: Seed, site: Site, slot: str, pl
     input among the host's arguments.
     """
     followed, block = host.get_submodule(path), seed.blueprint.find_block()
+    if block is not None and (runs_children(followed) or float(seed.alpha) != 1):
+        what = f"{seed.blueprint.name!r} in slot {slot!r} counts with {float(seed.alpha):.2f}"
+        if runs_children(followed):
+            raise ExportError(
+                f"{what} behind a module that runs all its children, where a plain model can only have it with a "
+                "weight of 1 in a list of blocks; save the growing model with esper.save"
+            )
+        warnings.warn(
+            f"{what}: it runs behind its block; in a list of blocks it would be the next one with a weight of 1; "
+            "save_pretrained is refused",
+            stacklevel=5,
+        )
+    # In evaluation mode, torch's encoder turns padded examples into nested tensors, which a graph cannot take. Make it
+    # keep the padding, as in training; its values there are then arbitrary instead of zero.
+    for name, module in list_named_modules(host):
+        if isinstance(module, nn.TransformerEncoder) and path.startswith(f"{name}." if name else ""):
+            module.enable_nested_tensor = module.use_nested_tensor = False
     child = _find_unused_name(followed, PREFIX + seed.blueprint.name)
     runner, owner, prefix = followed, followed, f"{child}_"
     if not runs_children(followed):

@@ -181,6 +181,17 @@ def find_output_tensor(returned: Any) -> Tensor | None:
     return next((part for part in find_tensors(returned) if part.dim() > 0), None)
 
 
+def is_close(values: Tensor, expected: Tensor, tolerance: float = 1e-5) -> bool:
+    """Whether two results are equal up to rounding, relative to the largest value; infinite values must be the same."""
+    if (values.shape, values.dtype) != (expected.shape, expected.dtype):
+        return False
+    if not expected.is_floating_point():
+        return torch.equal(values, expected)
+    largest = expected[expected.isfinite()].abs().amax() if expected.isfinite().any() else 0.0
+    bound = max(tolerance, 4 * torch.finfo(expected.dtype).eps) * float(largest)
+    return torch.allclose(values, expected, rtol=0, atol=bound, equal_nan=True)
+
+
 def find_attached(model: nn.Module) -> str | None:
     """The name of a submodule with a slot after it; None if there is none."""
     for name, part in list_named_modules(model):

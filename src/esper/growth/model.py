@@ -53,8 +53,7 @@ M = TypeVar("M", bound=nn.Module)
 def make_subclass(model: type[M], host: type[nn.Module]) -> type[M]:
     """The subclass of ``model`` for hosts of class ``host``, named ``GrowingHOST`` and with the host's signature.
 
-    The signature is set on a class because libraries inspect classes (Hugging Face's `find_labels`), and because
-    instances with their own ``forward`` would share it with their copies.
+    Libraries inspect the signature of classes, and instances with their own ``forward`` would share it with copies.
     """
 
     def forward(self: M, *arguments: Any, **keywords: Any) -> Any:
@@ -74,14 +73,10 @@ def make_empty(model: type[M], host: type[nn.Module]) -> M:
 
 
 OPTIMIZER_ADVICE = "give a torch.optim optimizer made from model.parameter_groups(lr=...)"
-"""Advice in errors about an optimizer argument."""
 MODEL_ADVICE = (
     "give the model that esper.attach returned: not its host, and not a compiled, averaged or distributed module "
     "around it"
 )
-"""Advice in errors about a growing model argument."""
-
-
 Settings = dict[str, tuple[float, ...] | str]
 
 
@@ -150,10 +145,7 @@ class Slots(nn.Module):
 
 
 def _prepare_loading(model: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Load-state-dict pre-hook: reject a state dict with seeds that the model does not have, before anything changes.
-
-    A state dict has no structure, so functions in ``planters`` may plant its seeds first.
-    """
+    """Load-state-dict pre-hook: reject a state dict with seeds that the model lacks, before anything changes."""
     assert isinstance(model, GrowingModel)
     for plant in model.planters:
         plant(model, state_dict, prefix)
@@ -164,8 +156,7 @@ def _prepare_loading(model: nn.Module, state_dict: dict[str, Any], prefix: str, 
         for slot in model.slots.values():
             slot.require_not_disabled()
         own, saved = present.get(key.removeprefix(slots)), state_dict[key]
-        same_shape = not (isinstance(own, Tensor) and isinstance(saved, Tensor)) or own.shape == saved.shape
-        if own is None or not same_shape:
+        if own is None or (isinstance(own, Tensor) and isinstance(saved, Tensor) and own.shape != saved.shape):
             raise CheckpointError(
                 f"the state dict has {key!r} of a seed that this model does not have, and a state dict has no "
                 "structure: save grown models with esper.save and load them with esper.load"
@@ -186,7 +177,6 @@ def require_savable(model: nn.Module, *_: Any) -> None:
         slot.require_not_disabled()
     require_unsharded(model)
     modules = dict(list_named_modules(model.host, remove_duplicate=False))
-    # The slot and its other hooks must be among the hooks of the module that currently has its name.
     for name, slot in model.slots.items():
         for place, hook in ((name, slot), *((first, slot.source) for first in slot.chain[:1])):
             if place not in modules or hook not in list_hooks(modules[place]):
@@ -198,10 +188,7 @@ def require_savable(model: nn.Module, *_: Any) -> None:
 
 @cache
 def _keep_hooks_uncompiled() -> None:
-    """Leave out of all graphs what growth hooks to a host, since it changes; not before a model needs torch's compiler.
-
-    Where a host or a part of it is compiled, it so runs in graphs between its slots.
-    """
+    """Leave the hooks of growth, which changes, out of compiled graphs; not before a model needs torch's compiler."""
     hooks = [(Slot, "forward"), (InputHook, "forward"), (InputHook, "count_outputs"), (SourceHook, "forward")]
     for kind, method in (*hooks, (FrozenParts, "__call__")):
         setattr(kind, method, torch.compiler.disable(getattr(kind, method)))
@@ -222,7 +209,7 @@ class GrowingModel(nn.Module):
         slots: Names of the submodules to hook, with the blueprints that may germinate there; None: all that fit.
         chains: Names of modules between which hidden units may grow; the slot is after the last one.
         example_input: Arguments of the host: a tensor, a tuple of arguments, or a dictionary of keyword arguments.
-        causal: As in `esper.growth.probe.probe`.
+        causal: As for `attach`.
         frozen: Names of submodules that never change; ``""`` is the host itself.
         matches: By pattern, the number of submodules that it matches, for `summary`.
     """
@@ -251,13 +238,7 @@ class GrowingModel(nn.Module):
         offers = slots if isinstance(slots, Mapping) else dict.fromkeys(slots)
         blocks = [name for name, offer in offers.items() if any(get(kind).needs_branch_outputs for kind in offer or ())]
         probed = probe(
-            host,
-            list(slots),
-            example_input,
-            causal=causal,
-            with_branch_outputs=blocks,
-            chains=chains,
-            frozen=frozen,
+            host, list(slots), example_input, causal=causal, with_branch_outputs=blocks, chains=chains, frozen=frozen
         )
         self.host = host
         self.matches = dict(matches)
@@ -299,7 +280,6 @@ class GrowingModel(nn.Module):
         self.input_hook.train(host.training)
         # Freeze parts of the host. If no part of it learns, the last slot keeps the loss differentiable.
         self.frozen = FrozenParts(host, frozen)
-        """Parts of the host that never change."""
         if frozen:
             self._hooks.append(host.register_forward_pre_hook(self.frozen))
         for last in self.slots.values()[-1:]:
@@ -310,7 +290,6 @@ class GrowingModel(nn.Module):
         """All modules that a grower has planted, with their outcomes, for `summary`."""
         self._warned_of_compiling = False
         self.growth_off = False
-        """Whether growth is switched off, as within `without_growth`."""
         self.host_parameters = sum(parameter.numel() for parameter in host.parameters())
         """Number of parameters before any growth."""
         self.host_flops = None if probed.uncounted else probed.flops
@@ -319,9 +298,9 @@ class GrowingModel(nn.Module):
         """Operations of the host that torch cannot count, and where; empty if there are none."""
         if probed.uncounted:
             warnings.warn(
-                f"the FLOPs of this host are unknown: torch cannot count {probed.uncounted}. Budgets and rent in FLOPs "
-                "are therefore refused, and copies of its blocks are counted without that. Register the formula of the "
-                "operation with torch.utils.flop_counter.register_flop_formula to include it",
+                f"the FLOPs of this host are unknown, so budgets and rent in FLOPs are refused: torch cannot count "
+                f"{probed.uncounted}; register the formula of the operation with "
+                "torch.utils.flop_counter.register_flop_formula",
                 stacklevel=4,
             )
         self.outputs = probed.outputs
@@ -375,10 +354,8 @@ class GrowingModel(nn.Module):
         """Context manager in which the host computes without growth.
 
         A frozen host gives bit for bit the outputs it had before `esper.attach`, except that torch's own encoder layers
-        and attention round differently where they have slots.
-
-        With activation checkpointing, run forward and backward on the same side of the block. Nothing may be planted,
-        removed or saved within the block.
+        and attention round differently where they have slots. Nothing may be planted, removed or saved within the
+        block. With activation checkpointing, run forward and backward on the same side of the block.
         """
         if torch.compiler.is_compiling():  # torch then runs the function uncompiled, unless it is told not to
             raise SlotError("a compiled function cannot switch growth off: call it within model.without_growth()")
@@ -417,12 +394,10 @@ class GrowingModel(nn.Module):
         Raises:
             SlotError: growth is switched off, as within `without_growth`.
         """
-        # Reject slots that are switched off, because their seeds would be left out.
         for slot in self.slots.values():
             slot.require_not_disabled()
         require_unsharded(self)
         trainable = [parameter for parameter in self.host.parameters() if parameter.requires_grad]
-        # One group for the host, and one per slot.
         groups: list[dict[str, Any]] = [{"params": trainable, **options}]
         for slot in self.slots.values():
             parameters = [] if slot.seed is None else list(slot.seed.parameters())
@@ -452,8 +427,7 @@ class GrowingModel(nn.Module):
         ```
 
         Seeds that are planted, removed or fossilized in this model are also in the copy; new seeds start with the same
-        values. The tensors of both correspond at any time, so any average continues to work. After a rollback of this
-        model, the copy gets the restored values.
+        values. After a rollback of this model, the copy gets the restored values.
 
         Args:
             average: A copy of this model, or a module that contains one.
@@ -462,7 +436,6 @@ class GrowingModel(nn.Module):
             SlotError: ``average`` contains no copy of this model, or a slot is no longer called.
         """
         require_attached(self)
-        # Averages contain the copy as a submodule.
         mirrors = [part for part in average.modules() if isinstance(part, GrowingModel)]
         if not mirrors or any(mirror is self or list(mirror.slots) != list(self.slots) for mirror in mirrors):
             raise SlotError(
@@ -475,8 +448,8 @@ class GrowingModel(nn.Module):
     def summary(self) -> GrowthSummary:
         """Printable table of all slots: stage, and the seed's parameters, FLOPs, weight and contribution.
 
-        If a grower has planted modules, a second table lists each of them: when and by what it was planted, kept or
-        pruned, and the measurements that decided it.
+        A second table lists each module that a grower has planted: by what it was kept or pruned, and the measurements
+        that decided it.
         """
         slots = tuple(map(summarise_slot, self.slots.values()))
         return GrowthSummary(slots, self.host_parameters, self.tried, self.matches)
@@ -511,15 +484,14 @@ class GrowingModel(nn.Module):
 
         The promise is the fraction of a uniform decrease of all examples' losses that one gradient step of such a
         module achieves (`esper.growth.promise` has the formula), on these examples and on held-out ones. One backward
-        pass measures all candidates, in free and occupied slots. The model does not change. It runs in evaluation mode,
-        so that batch normalisation does not mix examples. If you need autocast, enter it in the loss function.
-
-        Memory: the features of all slots and their gradients for all examples, plus half a gigabyte.
+        pass measures all candidates, in free and occupied slots; the model does not change, and runs in evaluation
+        mode. If you need autocast, enter it in the loss function. Memory: the features of all slots and their gradients
+        for all examples, plus half a gigabyte.
 
         Args:
             loss: ``loss(model, batch) -> [B]``, the loss of each example; for a sequence, the mean over its tokens.
             batches: Batches for ``loss``; as many are used as ``examples`` requires.
-            examples: Number of examples, rounded up to whole batches. More examples separate candidates better.
+            examples: Number of examples, rounded up to whole batches.
             draws: Number of random initialisations per module.
             layers: Whether to also measure the promise of the host's own layers.
             seed: Random seed of the initial values.
@@ -551,27 +523,26 @@ class GrowingModel(nn.Module):
         call `esper.Grower.finish` first so that there are none.
 
         The copy keeps the host's state-dict keys. A seed becomes a module ``fossil_BLUEPRINT`` in the submodule it
-        follows, run by hooks made of torch operations. (If that submodule runs all its children, other than as
-        `nn.Sequential` does, the tensors become attributes ``fossil_BLUEPRINT_...`` instead.) The copy trains, copies,
-        pickles, compiles and exports like any module (but `torch.jit.script` cannot compile its hooks), and its layers
-        keep their fossils when reused elsewhere. Fossils
-        that need the network's input are an exception: they work only in the whole model, called like the example
-        input, and raise KeyError in a part of it.
+        follows, run by hooks made of torch operations; if that submodule runs all its children in its own way, the
+        tensors become attributes ``fossil_BLUEPRINT_...``. The copy trains, copies, pickles, compiles and exports like
+        any module (but `torch.jit.script` cannot compile its hooks), and its layers keep their fossils when reused
+        elsewhere. Only fossils that need the network's input raise KeyError outside the whole model, called like the
+        example input.
 
         A copy of a block (`block_copy`, `block_zero`) with a weight of 1 becomes the next module of the `nn.ModuleList`
-        or `nn.Sequential` of its block, and the configuration counts it (see `esper.growth.depth`), so the result is an
+        or `nn.Sequential` of its block, and the configuration counts it (see `esper.growth.depth`): the result is an
         ordinary deeper model. With another weight it runs after its block, with a warning. New hidden units
-        (`units_8`) extend the layers between which they grew, at any weight, so the result is an ordinary wider model.
+        (`units_8`) extend the layers between which they grew: the result is an ordinary wider model.
 
         ``save_pretrained`` and ``push_to_hub``, as of Hugging Face models, raise KeyError with a sentence if
-        ``from_pretrained`` would lose growth. They work for a model that only became deeper, or wider by the same
-        number of units in each layer, if the configuration can express it.
+        ``from_pretrained`` would lose growth: unless the configuration can express that the model became deeper, or
+        wider by the same number of units in each layer.
 
         Args:
             unfinished: ``keep`` builds in seeds that affect the output (alpha above 0, not isolated), at their current
                 alpha, except those whose last contribution was below 0; a warning lists kept and dropped seeds.
-                ``drop`` drops them all, which may hurt the host, since it has trained with them. ``raise`` raises an
-                error if there are any.
+                ``drop`` drops them all, which may hurt a host that has trained with them. ``raise`` raises an error if
+                there are any.
 
         Raises:
             ConfigError: ``unfinished`` has another value.

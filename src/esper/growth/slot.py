@@ -5,7 +5,7 @@ A slot is an `nn.Module`, so that it is copied, pickled and compiled with the ho
 
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Annotated, Any, Protocol, Self, cast
+from typing import Annotated, Any, Self, cast
 
 import torch
 from pydantic import Field
@@ -22,14 +22,9 @@ from esper.growth.site import CHANNELS_LAST, IN_ORDER, Layout, Site
 from esper.lifecycle.actions import Blend
 from esper.numerics.modules import Stackable, keep_buffers, keep_generators, keep_modes
 
-# Seeds
-
 
 class BlendGate(nn.Module):
-    """``sigmoid(weight * h + bias)``, channel by channel; half open at birth.
-
-    It also computes R gates from stacked parameters ``[R, *shape]`` and features ``[R, B, ...]``, as if `Stackable`.
-    """
+    """``sigmoid(weight * h + bias)``, channel by channel; half open at birth. It works as a `Stackable` does."""
 
     def __init__(self, site: Site) -> None:
         super().__init__()
@@ -59,8 +54,6 @@ class BlendedBlueprint(nn.Module):
     - `Blend.ADD`: ``s(h)``;
     - `Blend.GATE`: ``g * s(h)`` with a learned gate ``g = sigmoid(w * h + b)`` per channel; ``w = b = 0`` at birth;
     - `Blend.MULTIPLY`: ``h * tanh s(h)``.
-
-    A blend costs no FLOPs, because only matrix products and convolutions are counted.
     """
 
     def __init__(self, blueprint: Blueprint, site: Site, blend: Blend) -> None:
@@ -75,7 +68,7 @@ class BlendedBlueprint(nn.Module):
         return self.blueprint.context
 
     def flops_at(self, site: Site) -> int:
-        """FLOPs of one forward pass for one example."""
+        """FLOPs of one forward pass for one example: of matrix products and convolutions, so blends cost none."""
         return self.blueprint.flops_at(site)
 
     def forward(self, features: Tensor, inputs: Any) -> Tensor:
@@ -135,14 +128,14 @@ class Seed(BlendedBlueprint):
         return sum(parameter.numel() for parameter in self.parameters())
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
-        """`torch.nn.Module.requires_grad_` for all but the `fixed` parameters."""
+        """Set whether parameters learn, for all but the `fixed` ones."""
         super().requires_grad_(requires_grad)
         for name in self.fixed:
             self.get_parameter(name).requires_grad_(False)
         return self
 
     def fix_parameters(self, names: Sequence[str]) -> None:
-        """Fix these parameters and no others, for instance as in a saved seed."""
+        """Fix these parameters and no others."""
         self.fixed = tuple(names)
         self.requires_grad_(True)
 
@@ -154,7 +147,7 @@ class Seed(BlendedBlueprint):
 
     @contextmanager
     def temporary_alpha(self, alpha: float) -> Generator[None]:
-        """Context manager in which the seed takes part with ``alpha``."""
+        """Context manager in which the seed has weight ``alpha``."""
         # In place, because compiled code and averages keep references to the buffer.
         alpha_before = self.alpha.clone()
         self.alpha.fill_(alpha)
@@ -164,25 +157,12 @@ class Seed(BlendedBlueprint):
             self.alpha.copy_(alpha_before)
 
 
-# Slots
-
-
-class SlotModule(Protocol):
-    """A callable in a slot, such as a seed: returns new features from the host's features and a context.
-
-    A seed gets the context that its blueprint needs, or the features again if it needs none. So parts of a host can be
-    called alone, as encoders are when a language model generates. Other callables get the network's input.
-    """
-
-    def __call__(self, features: Tensor, inputs: Any) -> Tensor: ...
-
-
+SlotModule = Callable[[Tensor, Any], Tensor]
+"""Returns new features from the host's features and a context: for a seed the one that its blueprint needs, or the
+features again if it needs none, so that parts of a host can be called alone; for others the network's input."""
 FeatureHook = Callable[["Slot", LayerCall, Tensor], Tensor]
 """Called with a slot, the call of its layer and the slot's output; returns the output or a tensor of equal values."""
-
-
 Weight = Annotated[NonNegativeFloat, Field(le=1)]
-"""Weight of a seed in a slot."""
 _WEIGHT_ADVICE = "give a weight: a number from 0 to 1"
 
 
@@ -222,17 +202,15 @@ class Slot(GrowthHook):
         self.optimizer_link = optimizer_link
         self.copies = copies
         self.depth = depth
+        # Where hidden units may grow: the input of the layer that computes them, and the names of all layers there.
         self.source = None if site.hidden is None else SourceHook()
-        """Records the input of the layer that computes the hidden units before the slot's layer, if units may grow."""
         self.chain: tuple[str, ...] = () if site.hidden is None else site.hidden.names
-        """Names of the modules from this layer to the slot's layer."""
         self.argument_names = () if site.layer is None else list_argument_names(site.layer.module)
-        """Names of the arguments of the slot's layer."""
         self.blueprints = _choose_blueprints(name, site, blueprints, mask_or_cache)
         """Names of the blueprints that may germinate here."""
         self.enabled = True
         """Whether anything may germinate here."""
-        # Follows the model's device and dtype, which new seeds get. Not persistent, because its value is meaningless.
+        # Follows the model's device and dtype, which new seeds get.
         like = torch.zeros(()) if site.layer is None else torch.zeros_like(site.layer.like)
         self.register_buffer("like", like, persistent=False)
         self.occupant: SlotModule | None = None
@@ -260,7 +238,7 @@ class Slot(GrowthHook):
         return replace_features(output, features)
 
     def _run(self, occupant: SlotModule, module: nn.Module, call: LayerCall, output: Tensor) -> Tensor:
-        """The output of the module in the slot, with the context that it needs, from features ``output``."""
+        """The output of the module in the slot, from the features ``output`` and the context that it needs."""
         seed = self.seed
         # Reject passes that would compute something other than in training.
         if output.is_nested:
@@ -340,9 +318,6 @@ class Slot(GrowthHook):
                 "several processes (DistributedDataParallel) would train different seeds if planted by hand: let an "
                 "esper.Grower in each process plant, or plant before torch.distributed.init_process_group"
             )
-        get(blueprint)
-        if self.occupant is not None:
-            raise SlotError(f"slot {self.name!r} is taken; prune its seed first")
         if not self.enabled:
             raise SlotError(f"slot {self.name!r} is disabled: set model.slots[{self.name!r}].enabled = True")
         seed = self.make_seed(blueprint, generator, blend)
@@ -351,7 +326,6 @@ class Slot(GrowthHook):
 
     def make_seed(self, blueprint: str, generator: torch.Generator | None, blend: Blend) -> Seed:
         """Make a new seed for this slot, with weight 0, without planting it; arguments are as for `germinate`."""
-        # Reject what does not fit here.
         kind = get(blueprint)
         if not kind.supports(self.site):
             raise SlotError(
@@ -362,7 +336,6 @@ class Slot(GrowthHook):
             raise SlotError(f"blueprint {blueprint!r} is not available in slot {self.name!r}, which has {offered}")
         if blend is not Blend.ADD and kind.context in LAYER_CONTEXTS:
             raise SlotError(f"blueprint {blueprint!r} only adds to the features: use blend 'add'")
-        # Make the seed.
         if generator is None:
             generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
         return Seed(kind(self.site, generator), self.site, blend)
@@ -374,7 +347,7 @@ class Slot(GrowthHook):
             raise SlotError(f"slot {self.name!r} is taken; prune its seed first")
         require_unsharded(self.depth.host)
         self.convert_seed(seed)
-        # Update all that follow growth: configurations, the optimizer, and copies.
+        # What follows growth: configurations, the optimizer, and copies.
         self.depth.set_block(self.name, seed.blueprint.find_block())
         self.optimizer_link.add_parameters(self.name, list(seed.parameters()))
         self._set_module(seed)
@@ -399,7 +372,7 @@ class Slot(GrowthHook):
         self.remove()
 
     def remove(self) -> None:
-        """Remove the seed, if there is one, even if it is a fossil; for rollbacks."""
+        """Remove the seed, if there is one, even a fossil; for rollbacks."""
         self.require_not_disabled()
         if self.seed is not None:
             self.optimizer_link.remove_parameters(self.name, list(self.seed.parameters()))
@@ -470,57 +443,44 @@ def _mixes(kind: Blueprint | type[Blueprint], site: Site) -> bool:
 
 def _choose_blueprints(name: str, site: Site, blueprints: Sequence[str] | None, mask_or_cache: str) -> tuple[str, ...]:
     """The blueprints available at a slot: ``blueprints``, or those that ``"auto"`` offers."""
-    for blueprint in blueprints or ():
-        if mask_or_cache and _mixes(get(blueprint), site):
-            refuse_to_mix(name, blueprint, mask_or_cache)
-    supported = tuple(kind.name for kind in for_site(site))
+    supported = list(for_site(site))
     if blueprints is None:
         # Tokens may be padded or cached later on, so blueprints that mix them must be named.
         separate = bool(mask_or_cache) or site.layout is Layout.TOKENS
-        default = tuple(
-            kind.name
-            for kind in for_site(site)
-            if kind.context not in LAYER_CONTEXTS and not (separate and _mixes(kind, site))
-        )
-        if default:
-            return default
-    requested = () if blueprints is None else tuple(dict.fromkeys(blueprints))
-    unsupported = [blueprint for blueprint in requested if not get(blueprint).supports(site)]
-    if requested and not unsupported:
-        return requested
-    # What is wrong, why, and what would do.
-    if blueprints is None:
+        fitting = [kind for kind in supported if kind.context not in LAYER_CONTEXTS]
+        chosen = tuple(kind.name for kind in fitting if not (separate and _mixes(kind, site)))
         problem = "no blueprint supports"
-    elif unsupported:
-        problem = f"blueprint {unsupported[0]!r} does not support"
     else:
-        problem = "no blueprint was named for"
+        chosen = tuple(dict.fromkeys(blueprints))
+        for blueprint in chosen:
+            if mask_or_cache and _mixes(get(blueprint), site):
+                refuse_to_mix(name, blueprint, mask_or_cache)
+        unsupported = [blueprint for blueprint in chosen if not get(blueprint).supports(site)]
+        problem = f"blueprint {unsupported[0]!r} does not support" if unsupported else ""
+        problem = problem or "no blueprint was named for"
+        chosen = () if unsupported else chosen
+    if chosen:
+        return chosen
     order = "causal " if site.causal else ""
-    hint = f"those that do are {', '.join(supported)}" if supported else "register one of your own that does"
+    names = ", ".join(kind.name for kind in supported)
+    hint = f"those that do are {names}" if names else "register one of your own that does"
     raise SlotError(f"{problem} the {order}{site.layout} {site.shape} at slot {name!r}; {hint}")
 
 
 @contextmanager
-def side_pass(network: nn.Module, seeds: Iterable[Seed]) -> Generator[None]:
-    """Context manager in which ``seeds`` of ``network`` are at full weight, and passes have no side effects.
+def side_pass(network: nn.Module) -> Generator[None]:
+    """Context manager in which passes through ``network`` have no side effects; feature hooks of slots are off.
 
     Changes of buffers are undone, and random generators are restored. The buffers are other tensors within the context,
-    so a pass from before it can still be differentiated after it. Feature hooks of slots are off.
+    so a pass from before it can still be differentiated after it.
     """
-    # Passes write to clones of the buffers, and no hook records them.
-    feature_hooks = [(module, module.feature_hook) for module in network.modules() if isinstance(module, Slot)]
-    for slot, _ in feature_hooks:
-        slot.feature_hook = None
-    try:
-        with ExitStack() as stack:
-            stack.enter_context(keep_buffers(network))
-            stack.enter_context(keep_generators(network))
-            for seed in seeds:
-                stack.enter_context(seed.temporary_alpha(1.0))
-            yield
-    finally:
-        for slot, feature_hook in feature_hooks:
-            slot.feature_hook = feature_hook
+    with ExitStack() as stack:
+        for slot in [module for module in network.modules() if isinstance(module, Slot)]:
+            stack.callback(setattr, slot, "feature_hook", slot.feature_hook)
+            slot.feature_hook = None
+        stack.enter_context(keep_buffers(network))
+        stack.enter_context(keep_generators(network))
+        yield
 
 
 @contextmanager
@@ -536,7 +496,7 @@ def eval_without_side_effects(model: nn.Module) -> Generator[None]:
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         if any(isinstance(module, nn.RNNBase) for module in model.modules()):
             stack.enter_context(torch.backends.cudnn.flags(enabled=False))  # its RNNs learn in training mode only
-        stack.enter_context(side_pass(model, ()))
+        stack.enter_context(side_pass(model))
         stack.enter_context(keep_modes(model))
         model.eval()
         yield

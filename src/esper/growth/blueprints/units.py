@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 from esper.errors import ExportError, SlotError, did_you_mean
 from esper.growth.blueprints.registry import Blueprint, Context, Family, Folded, LayerCall, register, register_sizes
 from esper.growth.depth import copy_block
-from esper.growth.hooks import find_tensors, list_named_modules
+from esper.growth.hooks import find_tensors, is_close, list_named_modules
 from esper.growth.site import Hidden, Layout, Site, WideLayer, find_channel_axis
 from esper.numerics.modules import Stackable, keep_generators, keep_modes
 
@@ -216,7 +216,7 @@ def find_hidden(host: nn.Module, names: Sequence[str], run: Callable[[], object]
 
     hooks = [first.register_forward_hook(make_noise), last.register_forward_pre_hook(read_former)]
     others = _run_with_hooks(host, run, hooks)
-    if len(returned) != len(others) or not all(map(_is_close, others, returned)):
+    if len(returned) != len(others) or not all(map(is_close, others, returned)):
         raise refuse("what the first layer returns is used elsewhere, too")
     # The modules between have to make of more units, for some of them, what the last layer got.
     with keep_modes(host), keep_generators(host), torch.no_grad():
@@ -225,7 +225,7 @@ def find_hidden(host: nn.Module, names: Sequence[str], run: Callable[[], object]
             values = more
             for part in between:
                 values = part(values.clone())  # it may work in place
-            acts_alone = _is_close(values.index_select(axis, some), read_noise[0])
+            acts_alone = is_close(values.index_select(axis, some), read_noise[0])
         except (RuntimeError, ValueError, TypeError, IndexError, AttributeError):  # one is for a number of units
             acts_alone = False
     if not acts_alone:
@@ -276,7 +276,7 @@ def is_unaltered(layer: nn.Module, call: LayerCall, output: Any) -> bool:
         return False
     if not isinstance(output, Tensor) or output.is_nested:
         return False
-    return expected.is_meta or _is_close(output, expected, tolerance=0.01)
+    return expected.is_meta or is_close(output, expected, tolerance=0.01)
 
 
 def _run_with_hooks(host: nn.Module, run: Callable[[], object], hooks: Sequence[RemovableHandle]) -> list[Tensor]:
@@ -288,14 +288,3 @@ def _run_with_hooks(host: nn.Module, run: Callable[[], object], hooks: Sequence[
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def _is_close(values: Tensor, expected: Tensor, tolerance: float = 1e-5) -> bool:
-    """Whether two results are equal up to rounding, relative to the largest value; infinite values must be the same."""
-    if (values.shape, values.dtype) != (expected.shape, expected.dtype):
-        return False
-    if not expected.is_floating_point():
-        return torch.equal(values, expected)
-    largest = expected[expected.isfinite()].abs().amax() if expected.isfinite().any() else 0.0
-    bound = max(tolerance, 4 * torch.finfo(expected.dtype).eps) * float(largest)
-    return torch.allclose(values, expected, rtol=0, atol=bound, equal_nan=True)
