@@ -226,12 +226,6 @@ def test_the_best_candidate_survives_a_resumption() -> None:
     assert half.grower.tried.best == whole.grower.tried.best
 
 
-def test_where_nothing_should_grow_nothing_is_advised() -> None:
-    loop = begun("none")
-    play(loop, 3)
-    assert str(loop.grower.finish()) == "Finished. No module was tried."
-
-
 def test_a_new_grower_begins_a_new_list() -> None:
     loop = begun("all_at_start")
     play(loop, 3)

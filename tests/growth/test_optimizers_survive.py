@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.optim import lr_scheduler
 
 import esper
@@ -202,18 +201,6 @@ def test_a_compiled_model_grows_and_is_counted_like_any_other(way: str) -> None:
         assert loop.model.seeds
         found.append((decisions, loop.grower.spending.flops))
     assert found[0] == found[1]
-
-
-@pytest.mark.landing
-def test_a_handle_from_compile_trains_what_grows() -> None:
-    model = make_growing()
-    handle = torch.compile(model, backend="eager")
-    inputs = torch.ones(3, 4)
-    handle(inputs)
-    seed = model.slots["0"].germinate("mlp", torch.Generator().manual_seed(0), alpha=0.5)
-    F.cross_entropy(handle(inputs), torch.tensor([0, 1, 2])).backward()
-    assert torch.equal(handle(inputs), model(inputs))
-    assert any(parameter.grad is not None for parameter in seed.parameters())
 
 
 @pytest.mark.parametrize("way", ["torch.compile", "Module.compile"])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from esper.errors import IllegalActionError
 from esper.lifecycle.actions import Blend, Curve, Op, make_action, make_wait_actions
-from esper.lifecycle.rules import Reason, Rules, legal_actions
+from esper.lifecycle.rules import Reason, Rules
 from esper.lifecycle.table import SeedMeasurements, SeedTable, Stage
 from esper.lifecycle.transitions import (
     LONGEST_RAMP,
@@ -26,15 +26,10 @@ from esper.lifecycle.transitions import (
 )
 from lifecycle.support import (
     DEFAULT,
-    RULE_SETS,
     SHADOW,
     assert_sound,
     good_measurements,
-    measurement_rows,
     play,
-    random_compatibility,
-    random_measurements,
-    sample,
 )
 from open_rules import open_rules
 
@@ -132,40 +127,6 @@ def test_ages_stop_at_the_largest_int16() -> None:
     old = replace(old, stage_age=np.full((1, 1), largest, np.int16), seed_age=np.full((1, 1), largest, np.int16))
     older = play(old, DEFAULT, WAIT).table
     assert (older.stage_age[0, 0], older.seed_age[0, 0]) == (largest, largest)
-
-
-def test_an_illegal_action_anywhere_changes_nothing() -> None:
-    table = SeedTable.dormant(2, 1)
-    before = table.copy()
-    actions = np.stack([GERMINATE, make_action(Op.FOSSILIZE)])
-    with pytest.raises(IllegalActionError, match="environment 1"):
-        step(table, good_measurements(2, 1), actions, DEFAULT, np.ones((2, 1, 3), np.bool_))
-    assert all(np.array_equal(getattr(table, name), getattr(before, name)) for name in vars(before))
-
-
-@pytest.mark.parametrize("name", ["default-none", "wide-shadow"])
-def test_environments_do_not_touch_each_other(name: str) -> None:
-    """What happens to one is bit for bit what happens to it alone, and in any other order."""
-    environments, slots, blueprints = 7, 3, 3
-    rules, generator = RULE_SETS[name], np.random.default_rng(5)
-    compatible = random_compatibility(environments, slots, blueprints, generator)
-    order = generator.permutation(environments)
-    table = SeedTable.dormant(environments, slots)
-    shuffled = table.rows(order)
-    alone = [table.rows([number]) for number in range(environments)]
-    for _ in range(60):
-        measurements = random_measurements(environments, slots, generator)
-        actions = sample(legal_actions(table, measurements, rules, compatible), generator)
-        table = step(table, measurements, actions, rules, compatible).table
-        shuffled = step(shuffled, measurement_rows(measurements, order), actions[order], rules, compatible[order]).table
-        for number in range(environments):
-            own = [number]
-            own_measurements = measurement_rows(measurements, own)
-            alone[number] = step(alone[number], own_measurements, actions[own], rules, compatible[own]).table
-        for field in fields(SeedTable):
-            whole = getattr(table, field.name)
-            assert np.array_equal(whole[order], getattr(shuffled, field.name))
-            assert np.array_equal(whole, np.concatenate([getattr(one, field.name) for one in alone]))
 
 
 def test_a_rollback_removes_seeds_at_once_and_lets_no_time_pass() -> None:

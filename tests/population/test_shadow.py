@@ -1,7 +1,5 @@
 """Isolation `select_isolated`: a seed in TRAINING learns, and nobody else notices."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -75,34 +73,3 @@ def test_the_output_is_bit_identical_while_a_seed_trains() -> None:
         shadowed.banks[SeedKind(0, MLP)].block.values.normal_(generator=torch.Generator().manual_seed(0))
         outputs = [forward(population, select_blended(population), inputs) for population in (shadowed, plain)]
     assert torch.equal(outputs[0], outputs[1])
-
-
-def test_a_germinated_seed_does_not_learn() -> None:
-    for isolation in Isolation:
-        population = Population(plan(open_rules(isolation=isolation)), networks(instances(COUNT)))
-        decided(population, make_action(Op.GERMINATE, 0, MLP))
-        before = [state_of(population, network) for network in range(COUNT)]
-        train(population, [Draws(instances(COUNT)).batch()])
-        for network in range(COUNT):
-            after = state_of(population, network)
-            seed = {name for name in after if name.startswith("seed.")}
-            assert_same_state({name: after[name] for name in seed}, {name: before[network][name] for name in seed})
-            assert not torch.equal(after["host.values"], before[network]["host.values"])
-
-
-def test_the_isolated_seed_follows_the_gradient_of_its_own_pass() -> None:
-    shadowed, _ = populations(OptimizerSettings(name="sgd", momentum=0.0))
-    batch = Draws(instances(COUNT)).batch()
-    block = shadowed.banks[SeedKind(0, MLP)].block
-    full = replace(shadowed.table, stage=shadowed.table.stage.copy(), alpha=shadowed.table.alpha.copy())
-    full.stage[:, 0], full.alpha[:, 0] = Stage.HOLDING, 1.0
-    state = shadowed.state
-    shadowed.state = replace(state, table=full)
-    logits = forward(shadowed, select_blended(shadowed), batch.inputs)
-    shadowed.state = state
-    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), reduction="sum")
-    gradients = torch.autograd.grad(loss / batch.labels.shape[1], list(block.parameters.values()))
-    flat_gradients = torch.cat([gradient.flatten(1) for gradient in gradients], 1)
-    expected = block.values - block.learning_rates.unsqueeze(1) * flat_gradients
-    train(shadowed, [batch])
-    torch.testing.assert_close(block.values, expected, rtol=1e-12, atol=1e-12)

@@ -7,7 +7,7 @@ import torch
 from esper.engine.engine import GrowthConfig
 from esper.engine.observation import FeatureReader
 from esper.growth.promise import PromiseSettings
-from esper.lifecycle.actions import Op, make_action, make_wait_actions
+from esper.lifecycle.actions import make_wait_actions
 from esper.numerics.random_streams import Stream, numpy_generator
 from esper.population.learning import Batch, draw_shuffled_order
 from esper.population.promise import PromiseMeter
@@ -50,19 +50,6 @@ def test_it_is_of_the_newest_examples_and_the_network_as_it_is(wanted: int) -> N
     assert (seen.blueprint("promise") > 0).all()
 
 
-def test_it_is_measured_when_it_is_due_and_has_an_age() -> None:
-    running, ages, figures = looking(instances(2)), [], []
-    while not running.finished.all():
-        reading = FeatureReader(running.observe())
-        ages.append(float(reading.network("promise_age")[0]) * SUITE.steps)
-        figures.append(reading.blueprint("promise")[0].copy())
-        running.step(make_wait_actions(2))
-    assert ages == pytest.approx([12, 12, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1])
-    assert not np.any(figures[:2])
-    assert np.array_equal(figures[2], figures[5])
-    assert not np.array_equal(figures[5], figures[6])
-
-
 def test_looking_changes_nothing_but_what_is_seen() -> None:
     chosen = instances(5)
     plain, seeing = play(episodes(chosen)), play(looking(chosen))
@@ -87,13 +74,3 @@ def test_each_network_is_measured_by_its_own_clock() -> None:
         now, own = (FeatureReader(one.observe()).blueprint(name) for one in (running, alone))
         np.testing.assert_allclose(now[1], own[0], rtol=1e-5, atol=1e-6)
     assert FeatureReader(running.observe()).network("promise_age") * SUITE.steps == pytest.approx([3, 0, 3])
-
-
-def test_only_free_slots_are_measured() -> None:
-    running = looking(instances(3))
-    running.step(np.stack([make_action(Op.GERMINATE, 0), make_wait_actions(1)[0], make_action(Op.GERMINATE, 2)]))
-    running.step(make_wait_actions(3))
-    seen = FeatureReader(running.observe())
-    assert (seen.network("promise_age") == 0).all()
-    measured = (seen.blueprint("promise") > 0).any(axis=2)
-    np.testing.assert_array_equal(measured, [[False, True, True], [True, True, True], [True, True, False]])
