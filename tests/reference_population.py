@@ -7,6 +7,7 @@ decisions and nothing else: hosts have their true widths, seeds are modules in s
 import copy
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
+from typing import Any
 
 import numpy as np
 import torch
@@ -40,7 +41,7 @@ class ReferencePopulation:
         self._names = [place if isinstance(place, str) else place[-1] for place in config.slots]
         self.models = [self._attach(network.host, example) for network in networks]
         self.optimizers = [
-            _optimizer(model.host, network.learning_rate, config.optimizer)
+            make_optimizer(model.host.parameters(), network.learning_rate, config.optimizer)
             for model, network in zip(self.models, networks, strict=True)
         ]
         shape = (len(networks), len(config.slots))
@@ -161,11 +162,9 @@ class ReferencePopulation:
         return outputs
 
 
-def _optimizer(host: nn.Module, learning_rate: float, settings: OptimizerSettings) -> torch.optim.Optimizer:
+def make_optimizer(parameters: Iterable[Any], learning_rate: float, settings: OptimizerSettings) -> Any:
+    """Of torch's, for parameters or groups of them."""
+    usual = {"lr": learning_rate, "weight_decay": settings.weight_decay}
     if settings.name == "adamw":
-        return torch.optim.AdamW(
-            host.parameters(), lr=learning_rate, betas=settings.betas, weight_decay=settings.weight_decay
-        )
-    return torch.optim.SGD(
-        host.parameters(), lr=learning_rate, momentum=settings.momentum, weight_decay=settings.weight_decay
-    )
+        return torch.optim.AdamW(parameters, betas=settings.betas, **usual)
+    return torch.optim.SGD(parameters, momentum=settings.momentum, **usual)

@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 import esper
 from control.situations import NO_PRIOR
-from esper import Grower, GrowingModel
 from esper.control.controller import Controller
 from esper.control.learned import LearnedController
 from esper.control.policy import Policy, PolicySettings
@@ -25,6 +23,7 @@ from esper.population.evaluation import evaluate
 from esper.population.parameters import SeedKind
 from esper.rl.episodes import Episodes
 from esper.tasks.datasets import DigitsSuite
+from factories import Loop
 from open_rules import open_rules
 from rl.short import QUICK, play
 
@@ -128,7 +127,7 @@ def test_contributions_are_those_of_separate_passes() -> None:
 
 
 BLOCKS, PLANTED, KEPT = 100, 50, 10
-NARROW, CLASSES = 6, 3
+NARROW = 6
 HORIZON = 200
 
 
@@ -147,53 +146,38 @@ def deep_host() -> nn.Module:
     return nn.Sequential(nn.Linear(4, NARROW), nn.Sequential(*(Block() for _ in range(BLOCKS))), nn.Linear(NARROW, 3))
 
 
-def deep_examples(count: int = 16) -> Tensor:
-    return torch.randn(count, 4, generator=torch.Generator().manual_seed(1))
-
-
-def grown() -> tuple[GrowingModel, Grower]:
+def grown() -> Loop:
     """Fifty seeds, of which ten are fossils already."""
-    model = esper.attach(deep_host(), {r"re:1\.\d+": ["norm", "lowrank"]}, deep_examples(2))
-    optimizer = torch.optim.AdamW(model.parameter_groups(lr=1e-3))
+    model = esper.attach(deep_host(), {r"re:1\.\d+": ["norm", "lowrank"]}, torch.zeros(2, 4))
     plantings = [Planting(0, 2 * place, place % 2) for place in range(PLANTED)]
-    grower = Grower(
-        model,
-        optimizer,
-        controller=Schedule(plantings, HORIZON),
-        evaluate=lambda _: (1.0, 0.5),
-        rules=open_rules(),
-        horizon=HORIZON,
-    )
-    labels = torch.arange(len(deep_examples())) % CLASSES
+    controller = Schedule(plantings, HORIZON)
+    loop = Loop(controller, model, evaluate=lambda _: (1.0, 0.5), rules=open_rules(), horizon=HORIZON)
     for _ in range(PLANTED + KEPT):
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(deep_examples()), labels)
-        loss.backward()
-        optimizer.step()
-        grower.step(train_loss=loss)
-    return model, grower
+        loop.epoch()
+    return loop
 
 
 @pytest.mark.slow
 def test_it_grows_is_saved_finalized_and_exported(tmp_path: Path) -> None:
-    model, grower = grown()
-    stages = grower.network.table.stage[0]
+    loop = grown()
+    model, inputs = loop.model, loop.inputs[:16]
+    stages = loop.grower.network.table.stage[0]
     assert len(model.slots) == BLOCKS
     assert (stages == Stage.FOSSILIZED).sum() == KEPT
     assert (stages == Stage.HOLDING).sum() == PLANTED - KEPT
     assert [seed.fossilized for seed in model.seeds.values()].count(True) == KEPT
 
     esper.save(model, tmp_path / "saved")
-    again = esper.load(tmp_path / "saved", deep_host(), deep_examples(2))
-    assert torch.equal(again.eval()(deep_examples()), model.eval()(deep_examples()))
+    again = esper.load(tmp_path / "saved", deep_host(), inputs[:2])
+    assert torch.equal(again.eval()(inputs), model.eval()(inputs))
 
     plain = model.finalize("drop")
     for seed in model.seeds.values():
         if not seed.fossilized:
             seed.alpha.zero_()
-    torch.testing.assert_close(plain(deep_examples()), model(deep_examples()))
-    assert not torch.equal(plain(deep_examples()), deep_host()(deep_examples()))
+    torch.testing.assert_close(plain(inputs), model(inputs))
+    assert not torch.equal(plain(inputs), deep_host()(inputs))
 
-    export(plain, tmp_path / "net.pt2", deep_examples(2))
+    export(plain, tmp_path / "net.pt2", inputs[:2])
     exported = torch.export.load(tmp_path / "net.pt2").module()
-    torch.testing.assert_close(exported(deep_examples()), plain(deep_examples()), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(exported(inputs), plain(inputs), atol=1e-5, rtol=1e-5)

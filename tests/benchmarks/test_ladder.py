@@ -78,14 +78,11 @@ def test_the_rivals_cost_what_the_ladder_costs(ladder: ModuleType) -> None:
         assert first.flops + star == pytest.approx(climbed.flops, rel=1e-2)
 
 
-def test_the_page_has_the_table_of_vision_transformers(benchmarks: Any) -> None:
+def test_the_page_has_the_table_of_vision_transformers_whose_rates_are_no_ends_of_the_range(benchmarks: Any) -> None:
     vit, families = benchmarks("ladder_vit"), benchmarks("families")
-    require_on_the_page(vit.tabulate(families.Results(RESULTS / "vit-digits.jsonl"), "digits"))
-
-
-def test_the_rates_of_vision_transformers_are_no_ends_of_the_range(benchmarks: Any) -> None:
-    vit, families = benchmarks("ladder_vit"), benchmarks("families")
-    best, rate = vit.choose_rates(families.Results(RESULTS / "vit-digits.jsonl"), "digits")
+    results = families.Results(RESULTS / "vit-digits.jsonl")
+    require_on_the_page(vit.tabulate(results, "digits"))
+    best, rate = vit.choose_rates(results, "digits")
     assert all(min(vit.RATES) < one < max(vit.RATES) for one in (*best.values(), rate))
 
 

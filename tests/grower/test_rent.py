@@ -10,16 +10,14 @@ import torch
 from torch import nn
 
 import esper
-from esper.control.controller import Actions
 from esper.control.rules import Planting, Schedule
 from esper.engine.budget import Budget
 from esper.engine.engine import GrowthConfig
-from esper.engine.observation import Observation
 from esper.errors import ConfigError
 from esper.grower import Grower
 from esper.growth.model import GrowingModel
-from esper.lifecycle.actions import ALPHA_TARGETS, Blend, Head, Op, make_wait_actions
-from esper.lifecycle.rules import ActionMasks, Rules
+from esper.lifecycle.actions import ALPHA_TARGETS, Blend, Op
+from esper.lifecycle.rules import Rules
 from esper.lifecycle.table import Stage
 from esper.runs.events import StepTaken
 from esper.runs.reader import RunReader
@@ -134,39 +132,3 @@ def test_fossils_from_before_are_counted_with_their_blend(blend: Blend) -> None:
     assert_counted(loop)
     loop.epoch()
     assert_counted(loop)
-
-
-class Retargeting:
-    """Plants one seed, and asks for another alpha whenever that is legal."""
-
-    name = "retargeting"
-
-    def start(self, seeds: Any) -> int:
-        return 0
-
-    def act(self, observation: Observation, masks: ActionMasks, state: int) -> tuple[Actions, int]:
-        actions = make_wait_actions(1)
-        if masks.slot[0, Op.SET_ALPHA, 0]:
-            actions[0, Head.OP] = Op.SET_ALPHA
-            actions[0, Head.ALPHA_TARGET] = masks.alpha_target[0, 0].argmax()
-            state += 1
-        elif masks.slot[0, Op.GERMINATE, 0]:
-            actions[0, Head.OP] = Op.GERMINATE
-            actions[0, Head.BLEND] = masks.blend[0].argmax()
-        return actions, state
-
-
-@every_blend
-def test_a_new_alpha_leaves_a_seed_its_blend_its_parameters_and_their_moments(blend: Blend) -> None:
-    loop = Loop(Retargeting(), rules=rules(blend), growth=CAPPED)
-    loop.epoch()
-    seed = loop.model.seeds["0"]
-    parameters = list(seed.parameters())
-    for _ in range(6):
-        loop.epoch()
-        assert loop.model.seeds["0"] is seed
-        assert all(one is other for one, other in zip(seed.parameters(), parameters, strict=True))
-        assert loop.grower.network.table.blend[0, 0] == seed.blend == blend
-        assert_counted(loop)
-    assert loop.grower._controller_state >= 3, "the test means to see other alphas"
-    assert all(loop.optimizer.state[parameter]["step"] >= 10 for parameter in parameters)

@@ -26,6 +26,7 @@ from esper.lifecycle.table import SeedMeasurements
 from esper.rl.episodes import Episodes
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import OptimizerSettings
+from reference_population import make_optimizer
 
 SUITE = get_suite("tokens")
 STEPS = 14
@@ -106,13 +107,6 @@ def instance() -> Any:
     return SUITE.sample(1, "train", np.random.default_rng(5))[0]
 
 
-def optimizer_for(model: GrowingModel, learning_rate: float, settings: OptimizerSettings) -> torch.optim.Optimizer:
-    groups = model.parameter_groups(lr=learning_rate)
-    if settings.name == "sgd":
-        return torch.optim.SGD(groups, momentum=settings.momentum)
-    return torch.optim.AdamW(groups, betas=settings.betas, weight_decay=settings.weight_decay)
-
-
 def by_itself(
     recorded: Recorded, rules: Rules, growth: GrowthConfig, settings: OptimizerSettings
 ) -> tuple[GrowingModel, list[Known]]:
@@ -120,7 +114,8 @@ def by_itself(
     one, data = instance(), Episodes(SUITE, [instance()], rules)
     inputs, labels = data.validation.inputs[0], data.validation.labels[0]
     model = attach(SUITE.host(one), dict.fromkeys(SUITE.sites, SUITE.blueprints), torch.zeros(2, *SUITE.input_shape))
-    optimizer, clip_norm = optimizer_for(model, one.learning_rate, settings), settings.clip_norm
+    optimizer = make_optimizer(model.parameter_groups(lr=one.learning_rate), one.learning_rate, settings)
+    clip_norm = settings.clip_norm
 
     @torch.no_grad()
     def evaluate(model: GrowingModel) -> tuple[Tensor, Tensor]:
