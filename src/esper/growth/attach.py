@@ -15,11 +15,10 @@ from esper.growth.inputs import Arguments, PlainModule
 from esper.growth.model import GrowingModel
 
 PATTERN = "re:"
-"""Prefix of a regular expression in `Places`."""
 _COMPILED = "_orig_mod"
-"""Name of the original model inside a model that was compiled by `torch.compile`."""
+"""Name of the original inside a model from `torch.compile`."""
 AUTO = "auto"
-"""Stands for all blueprints that fit, in place of a list."""
+"""Stands for all blueprints that fit."""
 
 
 def _read_places(value: Any) -> Any:
@@ -104,10 +103,9 @@ def attach(
             ``slots``, freeze only these submodules and their children.
 
     Raises:
-        SlotError: an argument has the wrong type, such as a string for ``slots``; a name or pattern matches nothing, or
-            two match the same submodule; a submodule is shared, not called exactly once, or has no features that a slot
-            can use; a blueprint does not support a site; or units cannot be added between layers, because something
-            between them is not named or does not act on each unit alone.
+        SlotError: a name or pattern matches nothing, or two match the same submodule; a submodule is shared, not called
+            exactly once, or has no features that a slot can use; a blueprint does not support a site; or something
+            between layers of units is not named or does not act on each unit alone.
         UnknownBlueprintError: a blueprint is not registered.
     """
     parts = list_named_modules(model)
@@ -115,7 +113,7 @@ def attach(
         raise SlotError(
             "the model or a part of it is compiled, and hooks that come later are ignored: attach before torch.compile"
         )
-    # Available blueprints by name or pattern; None: all that fit.
+    # Blueprints by name or pattern; None: all that fit.
     offers: dict[Place, list[str] | None] = dict.fromkeys(slots)
     for place, blueprints in slots.items() if isinstance(slots, Mapping) else ():
         if isinstance(blueprints, str) and blueprints != AUTO:

@@ -54,8 +54,7 @@ def save(model: GrowingModel, folder: FilePath) -> None:
     """Save host, slots and seeds in ``folder``, which is created if necessary; a model saved there is replaced.
 
     If several processes save into one folder, the result is the model of one of them. For frozen parts only a SHA-256
-    hash is saved: `load` needs a host with the same values. Numbers in the host's configuration and modules, such as
-    the number of heads, are saved as they were at `attach`. Save optimizers as usual, with their ``state_dict``.
+    hash is saved: `load` needs a host with the same values. Save optimizers as usual, with their ``state_dict``.
 
     Args:
         model: From `attach` or `load`, with any seeds.
@@ -67,19 +66,10 @@ def save(model: GrowingModel, folder: FilePath) -> None:
     """
     require_attached(model)
     folder = Path(folder)
-    # Encode the tensors, whose hash is in the record.
     data = encode(copy_to_cpu(_collect_tensors(model)))
     slots: list[SavedSlot] = []
     for slot in model.slots.values():
-        seed, record = slot.seed, None
-        if seed is not None:
-            record = SavedSeed(
-                blueprint=seed.blueprint.name,
-                blend=seed.blend.name.lower(),  # pyright: ignore[reportArgumentType] (pydantic checks it)
-                fossilized=seed.fossilized,
-                contribution=seed.contribution if isfinite(seed.contribution or 0) else None,
-                fixed=seed.fixed,
-            )
+        seed = slot.seed
         slots.append(
             SavedSlot(
                 name=slot.name,
@@ -87,7 +77,15 @@ def save(model: GrowingModel, folder: FilePath) -> None:
                 site=SavedSite.model_validate(slot.site, from_attributes=True),
                 blueprints=slot.blueprints,
                 enabled=slot.enabled,
-                seed=record,
+                seed=None
+                if seed is None
+                else SavedSeed(
+                    blueprint=seed.blueprint.name,
+                    blend=seed.blend.name.lower(),  # pyright: ignore[reportArgumentType] (pydantic checks it)
+                    fossilized=seed.fossilized,
+                    contribution=seed.contribution if isfinite(seed.contribution or 0) else None,
+                    fixed=seed.fixed,
+                ),
             )
         )
     saved = Topology(
@@ -102,10 +100,9 @@ def save(model: GrowingModel, folder: FilePath) -> None:
         path = folder / saved.tensors_file
         # Several processes that save into one folder take turns, so that none removes what another has just written.
         with lock_folder(folder):
-            # First the tensors, in a file of a new name, then the record that refers to it.
+            # First the tensors, in a file of a new name, then the record that refers to it; last, remove former ones.
             write_atomically(path, data)
             write_atomically(folder / TOPOLOGY_FILE, saved.model_dump_json(indent=2))
-            # The folder now has the new model: remove the tensors of former ones.
             for old in (*folder.glob(_TENSORS_FILES), *folder.glob(f".{_TENSORS_FILES}{TEMPORARY_SUFFIX}")):
                 if old != path:
                     old.unlink(missing_ok=True)
@@ -142,8 +139,7 @@ def load(folder: FilePath, host: PlainModule, example_input: Arguments) -> Growi
                 raise
     if hash_frozen(host, saved.frozen) != saved.frozen_sha256:
         raise CheckpointError(
-            f"{source} was saved with a frozen host of different values: load the values of that time into the host "
-            "first"
+            f"{source} was saved with a frozen host of different values: load those into the host first"
         )
     # Build a model with the same slots and seeds. After an error the host has no slots again.
     with ExitStack() as after_error:
@@ -231,8 +227,6 @@ _Name = Annotated[str, Field(max_length=1000)]
 
 
 class SavedSite(Settings):
-    """The record of a `Site`."""
-
     layout: Layout
     width: Count
     extent: _Sizes
@@ -241,8 +235,6 @@ class SavedSite(Settings):
 
 
 class SavedSeed(Settings):
-    """The record of a seed, without its tensors."""
-
     blueprint: _Name
     blend: Literal["add", "gate", "multiply"]
     fossilized: bool
@@ -252,12 +244,9 @@ class SavedSeed(Settings):
 
 
 class SavedSlot(Settings):
-    """The record of a slot and its seed, if there is one."""
-
     name: _Name
     hidden: tuple[_Name, ...]
-    """Names of the layer that computes the hidden units before the slot's layer, and of the modules between, if such
-    units may grow."""
+    """Names of the layer that computes hidden units and of the modules between it and the slot's, if units may grow."""
     site: SavedSite
     blueprints: tuple[_Name, ...]
     enabled: bool
@@ -277,7 +266,6 @@ class Topology(Manifest):
 
     @property
     def tensors_file(self) -> str:
-        """Name of the tensors file."""
         return f"tensors-{self.tensors_sha256[:16]}.safetensors"
 
 
@@ -292,14 +280,12 @@ _FORMAT = StateFormat(
 )
 
 
-Structure = dict[str, dict[str, Any]]
-"""By slot, for each module: ``blueprint`` (its name), ``blend`` (a `Blend`) and ``fossilized``; plain values."""
 KEY = "growth"
 """The entry that a model's state dict gains."""
 
 
-def describe_structure(model: GrowingModel) -> Structure:
-    """The modules in ``model`` as plain values."""
+def describe_structure(model: GrowingModel) -> dict[str, dict[str, Any]]:
+    """The modules of ``model`` by slot, as plain values: ``blueprint``, ``blend`` and ``fossilized``."""
     return {
         name: {"blueprint": seed.blueprint.name, "blend": int(seed.blend), "fossilized": seed.fossilized}
         for name, seed in model.seeds.items()
@@ -356,29 +342,28 @@ def replace_seeds(model: GrowingModel, seeds: Mapping[str, Seed]) -> None:
 
 
 def require_structure(model: GrowingModel, structure: Mapping[str, Mapping[str, Any]]) -> None:
-    """Refuse a model of another structure."""
+    """Refuse a model that does not have the modules of ``structure``."""
     current = describe_structure(model)
     for name in (*model.slots, *structure):
         if current.get(name) != structure.get(name):
-            raise CheckpointError(
-                f"slot {name!r} holds {_describe_module(current.get(name))}, but held "
-                f"{_describe_module(structure.get(name))} when the grower's state was saved: restore the model first"
+            now, then = (
+                "no seed"
+                if module is None
+                else f"a {'fossilized' if module['fossilized'] else 'live'} {module['blueprint']} "
+                f"({Blend(module['blend']).name.lower()})"
+                for module in (current.get(name), structure.get(name))
             )
-
-
-def _describe_module(module: Mapping[str, Any] | None) -> str:
-    if module is None:
-        return "no seed"
-    kind = "fossilized" if module["fossilized"] else "live"
-    return f"a {kind} {module['blueprint']} ({Blend(module['blend']).name.lower()})"
+            raise CheckpointError(
+                f"slot {name!r} holds {now}, but held {then} when the grower's state was saved: restore the model first"
+            )
 
 
 class GrowthInStateDict:
     """Adds what has grown to ``model.state_dict()``; ``model.load_state_dict(...)`` then plants it before it loads.
 
     The state dict gains one tensor of bytes. A tensor that the model uses under several names is saved under the first
-    one only, as files of safetensors require. Parts that were added by `add_part`, such as a grower, are saved and
-    loaded with the model. A copy of the model has its modules only.
+    one only, as files of safetensors require. Parts from `add_part`, such as a grower, are saved and loaded with the
+    model, but not copied with it.
     """
 
     def __init__(self, model: GrowingModel) -> None:
@@ -424,7 +409,6 @@ class GrowthInStateDict:
             raise
 
     def __getstate__(self) -> Mapping[str, Any]:
-        # Copies and pickles: a grower belongs to the original model.
         return {**self.__dict__, "_parts": {}, "_pending": {}}
 
 

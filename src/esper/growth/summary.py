@@ -14,16 +14,12 @@ NOTHING = "-"
 
 
 class SlotState(StrEnum):
-    """The state of a slot."""
+    """Free for a seed or not, or with a seed that may still be pruned or is permanent."""
 
     DORMANT = "dormant"
-    """Free: a seed may germinate."""
     DISABLED = "disabled"
-    """Free, but seeds are not allowed."""
     LIVE = "live"
-    """Has a seed that may still be pruned."""
     FOSSILIZED = "fossilized"
-    """Has a permanent seed."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +100,6 @@ class GrowthSummary:
 
     def __repr__(self) -> str:
         titles = ("slot", "layout", "shape", "stage", "blueprint", "parameters", "FLOPs", "alpha", "contribution")
-        # One row per slot, and the sums.
         rows = [
             (
                 slot.slot,
@@ -182,7 +177,7 @@ def summarise_slot(slot: Slot) -> SlotSummary:
 
 
 def count_tried(tried: Sequence[TriedModule]) -> str:
-    """The numbers of modules tried and kept, as text: ``2 modules tried, 0 kept``."""
+    """Such as ``2 modules tried, 0 kept``."""
     kept = sum(module.kept is True for module in tried)
     undecided = sum(module.kept is None for module in tried)
     return f"{plural(len(tried), 'module')} tried, {kept:,} kept{f', {undecided:,} on probation' if undecided else ''}"
@@ -220,7 +215,6 @@ def _format_share(parameters: int, host_parameters: int) -> str:
 
 def align_columns(rows: Sequence[Sequence[str]], numbers_from: int) -> str:
     """Rows as text with aligned columns: columns before ``numbers_from`` to the left, the others to the right."""
-    # The widest cell of each column.
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     signs = ["<" if place < numbers_from else ">" for place in range(len(widths))]
     template = "  ".join(f"{{:{sign}{width}}}" for sign, width in zip(signs, widths, strict=True))
