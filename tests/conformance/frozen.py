@@ -3,16 +3,11 @@
 from dataclasses import replace
 
 from conformance import pretrained, sequences, vision
-from conformance.kind import Kind
 
-
-def _kind(kinds: tuple[Kind, ...], name: str) -> Kind:
-    return next(kind for kind in kinds if kind.name == name)
-
-
-_RESNET = _kind(vision.KINDS, "resnet")
-_BERT = _kind(pretrained.KINDS, "hf_bert")
-_TIED = _kind(sequences.KINDS, "tied_weights")
+_RESNET, _BERT, _TIED = (
+    next(kind for kind in kinds if kind.name == name)
+    for kinds, name in ((vision.KINDS, "resnet"), (pretrained.KINDS, "hf_bert"), (sequences.KINDS, "tied_weights"))
+)
 
 KINDS = (
     replace(_RESNET, name="frozen_resnet", slots={"layer1.0.conv1": ["lora"], "layer2.1": ["conv1x1"]}, frozen=True),

@@ -1,6 +1,6 @@
 """A kind of model as users have them: a network, where it may grow, minibatches, and what it is to learn."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import esper
+from esper.growth.hooks import find_tensors
 from esper.growth.inputs import Arguments, call_host
 from esper.growth.model import GrowingModel
 
@@ -111,21 +112,7 @@ class Kind:
 
 def tensors(returned: Any) -> list[Tensor]:
     """All that is floating in what a network returns, whatever holds it."""
-    return [one for one in _leaves(returned) if one.is_floating_point()]
-
-
-def _leaves(returned: Any) -> Iterator[Tensor]:
-    if isinstance(returned, Tensor):
-        yield returned
-    elif isinstance(returned, Mapping):
-        for part in returned.values():
-            yield from _leaves(part)
-    elif isinstance(returned, Sequence) and not isinstance(returned, str):
-        for part in returned:
-            yield from _leaves(part)
-    elif hasattr(returned, "__dataclass_fields__"):
-        for name in returned.__dataclass_fields__:
-            yield from _leaves(getattr(returned, name))
+    return [one for one in find_tensors(returned) if one.is_floating_point()]
 
 
 def classified(*shape: int) -> Callable[[torch.Generator], Minibatch]:

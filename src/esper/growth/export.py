@@ -29,8 +29,7 @@ def export(model: nn.Module, path: FilePath, example_input: Arguments) -> None:
 
     A name that ends in ``.pt2`` gives a file for `torch.export.load`, one in ``.onnx`` one for ONNX (extra ``onnx``).
     It is run on a batch of another size before it replaces an older file: its outputs must equal the model's to 1e-5,
-    or to the precision of its numbers. It returns one tensor as the model does, or a tuple of all tensors, in order,
-    in the tuples, lists, dictionaries and objects (Hugging Face's `ModelOutput`) that the model returns.
+    or to the precision of its numbers. It returns one tensor, or a tuple of all tensors in what the model returns.
 
     Args:
         model: Any module that does not grow.

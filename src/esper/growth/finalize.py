@@ -107,8 +107,8 @@ def choose_kept(seeds: Mapping[str, Seed], unfinished: Literal["keep", "drop", "
         )
     if descriptions:
         warnings.warn(
-            f"unfinished seeds: {'; '.join(descriptions)}; call finish() of their grower first to have them measured "
-            "and kept or pruned, or finalize(unfinished='drop') to drop them all",
+            f"unfinished seeds: {'; '.join(descriptions)}; call finish() of their grower first to have them measured, "
+            "or finalize(unfinished='drop') to drop them all",
             stacklevel=4,
         )
     return [name for name in seeds if name in kept]
@@ -116,7 +116,6 @@ def choose_kept(seeds: Mapping[str, Seed], unfinished: Literal["keep", "drop", "
 
 def _shift_path(path: str, inserted: str) -> str:
     """The name of the submodule ``path`` after another module was inserted after ``inserted``."""
-    # Siblings after the inserted module, with everything in them, move by one.
     start = inserted.removesuffix(inserted.rpartition(".")[2])
     first, dot, rest = path.removeprefix(start).partition(".")
     if not path.startswith(start) or not first.isdecimal() or int(first) <= int(inserted.removeprefix(start)):
@@ -133,7 +132,6 @@ _CAUSES = {
     "reads the weights, too, or changes what the layers return",
     Folded.NOT: "a copy of the block {!r} does not do what its seed did",
 }
-"""Possible causes of other outputs."""
 
 
 def _require_equal(model: GrowingModel, plain: nn.Module, kept: list[str], ways: Mapping[Folded, list[str]]) -> None:
@@ -148,8 +146,8 @@ def _require_equal(model: GrowingModel, plain: nn.Module, kept: list[str], ways:
             raise
         raise ExportError(
             f"the host cannot be called with the units that grew behind {ways[Folded.WIDENED][0]!r} ({error}): its "
-            "code, or what grew between their layers, depends on the original number of units; save the growing model "
-            "with esper.save"
+            "code, or what grew between their layers, depends on their original number; save the growing model with "
+            "esper.save"
         ) from error
     altered = [*ways.get(Folded.MERGED, []), *ways.get(Folded.WIDENED, [])]
     if not expected and Folded.INSERTED in ways:
@@ -218,7 +216,7 @@ def _are_close(network: nn.Module, expected: list[Tensor], outputs: list[Tensor]
 # What `save_pretrained` would lose ------------------------------------------------------------------------------------
 
 SAVING_METHODS = ("save_pretrained", "push_to_hub")
-"""Methods of Hugging Face models that save the class's own parameters and a configuration."""
+"""Methods of Hugging Face models."""
 _LOST = (
     "from_pretrained would lose what grew here, because the configuration does not describe it: save the growing model "
     "by esper.save, or torch.save(plain.state_dict(), file) of what finalize() returned"
@@ -238,10 +236,7 @@ def _raise_lost(*_: Any, **__: Any) -> NoReturn:
 
 
 def refuse_saving(plain: nn.Module, changed: Iterable[str]) -> None:
-    """Make the methods that save parts of ``plain`` raise a KeyError with a sentence, without Esper.
-
-    These are parts with one of the ``changed`` submodules that ``from_pretrained`` would build in another way.
-    """
+    """Make saving raise a KeyError with a sentence in parts around ``changed`` submodules that are not built alike."""
     for part, method in _list_methods(plain, changed):
         if not is_built_alike(part):
             graph = fx.Graph()
@@ -289,21 +284,16 @@ def _list_block_attributes(model: nn.Module) -> dict[str, list[Any]]:
 # Fossils: seeds as hooks of a plain host, made of torch operations only, so that it does not need Esper ---------------
 
 PREFIX = "fossil_"
-"""Prefix of the names of fossils in the submodules that they follow."""
 TRACING_ERRORS = (RuntimeError, ValueError, TypeError, AttributeError, LookupError, AssertionError)
-"""Errors that `torch.export` raises for modules that it cannot trace."""
 INPUT = (
     "what grew here reads the input of the whole network, which has not been called: call the network that finalize() "
     "returned and not its parts, or let another blueprint grow"
 )
 """Key of the network's input in the dictionary that keeps it, and so the message of the KeyError if it is missing."""
 _CHILD_ACCESS = frozenset({"_modules", "children", "named_children", "modules", "named_modules"})
-"""Names used by modules that run all their children."""
 
 
 class _Traced(nn.Module):
-    """A seed for `torch.export`, called with features, and perhaps the network's input."""
-
     def __init__(self, seed: Seed) -> None:
         super().__init__()
         self.seed = seed
@@ -335,8 +325,8 @@ def add_fossil(host: nn.Module, path: str, seed: Seed, site: Site, slot: str, pl
     """Run a seed after the submodule ``path`` of a host without slots, by a forward hook that is a graph.
 
     Its tensors are in a new child of the submodule, which only an `nn.Sequential` calls; there, the child has the hook.
-    If the submodule runs all its children in its own way, they are attributes of it. ``place`` is that of the network's
-    input among the host's arguments.
+    If the submodule runs all its children in its own way, they are its attributes. ``place`` is that of the network's
+    input.
     """
     followed, block = host.get_submodule(path), seed.blueprint.find_block()
     if block is not None and (runs_children(followed) or float(seed.alpha) != 1):
@@ -347,8 +337,8 @@ def add_fossil(host: nn.Module, path: str, seed: Seed, site: Site, slot: str, pl
                 "weight of 1 in a list of blocks; save the growing model with esper.save"
             )
         warnings.warn(
-            f"{what}: it runs behind its block; in a list of blocks it would be the next one with a weight of 1; "
-            "save_pretrained is refused",
+            f"{what}: it runs behind its block, and save_pretrained is refused; with a weight of 1 it would be the "
+            "next one in a list of blocks",
             stacklevel=5,
         )
     # In evaluation mode, torch's encoder turns padded examples into nested tensors, which a graph cannot take. Make it
@@ -450,7 +440,7 @@ def _find_unused_name(module: nn.Module, name: str) -> str:
 
 
 def runs_children(module: nn.Module) -> bool:
-    """Whether a module may run all its children in its own way, so that another child would change its output."""
+    """Whether a module may run all its children in its own way, so that another one would change its output."""
     if type(module).forward is nn.Sequential.forward:
         return False
     kinds = [

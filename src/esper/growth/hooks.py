@@ -77,10 +77,7 @@ def replace_features(output: Any, features: Tensor) -> Any:
 
 
 def holds_features(output: Any) -> bool:
-    """Whether the features are the first element of an output, as for recurrent layers, and not the output itself.
-
-    Other types derived from tuples, such as packed sequences, do not count.
-    """
+    """Whether the features are the first element of a plain tuple, as for recurrent layers, not the output itself."""
     return type(output) is tuple and isinstance(next(iter(cast("tuple[Any, ...]", output)), None), Tensor)
 
 

@@ -83,7 +83,7 @@ Settings = dict[str, tuple[float, ...] | str]
 def list_settings(host: nn.Module) -> Settings:
     """What hosts with equal state dicts may differ in, by place, such as numbers of heads and bases of positions.
 
-    Flags and texts are left out, because many of them affect only speed, and ids of tokens, which are often changed.
+    Without flags and texts, many of which affect only speed, and ids of tokens, which are often changed.
     """
     settings: Settings = {}
     for path, module in list_named_modules(host):
@@ -207,9 +207,9 @@ class GrowingModel(nn.Module):
     Args:
         host: Any module.
         slots: Names of the submodules to hook, with the blueprints that may germinate there; None: all that fit.
+        example_input: As for `attach`, like ``causal``.
+        causal: Whether tokens must not depend on later ones.
         chains: Names of modules between which hidden units may grow; the slot is after the last one.
-        example_input: Arguments of the host: a tensor, a tuple of arguments, or a dictionary of keyword arguments.
-        causal: As for `attach`.
         frozen: Names of submodules that never change; ``""`` is the host itself.
         matches: By pattern, the number of submodules that it matches, for `summary`.
     """
@@ -284,7 +284,7 @@ class GrowingModel(nn.Module):
             self._hooks.append(host.register_forward_pre_hook(self.frozen))
         for last in self.slots.values()[-1:]:
             last.adds_leaf = self.frozen.holds_all(host)
-        # Methods of Hugging Face models that would save the host without its seeds raise an error until `release`.
+        # Methods that would save the host without its seeds raise an error until `release`.
         self._refused = refuse_while_growing(host, self.slots)
         self.tried: tuple[TriedModule, ...] = ()
         """All modules that a grower has planted, with their outcomes, for `summary`."""
@@ -307,12 +307,10 @@ class GrowingModel(nn.Module):
         """Channels of the host's output (the classes of a classifier); None if it returns no tensor."""
         self.output_shape = probed.output_shape
         """Shape of the host's output for the example input, ``[B, ...]``; empty if it returns no tensor."""
-        # A state dict has no structure: raise an error if saving or loading one would lose seeds.
         self.planters: list[Callable[[GrowingModel, dict[str, Any], str], None]] = []
         """Called with this model, a state dict that is about to be loaded, and the prefix of its names there."""
         self.register_state_dict_pre_hook(require_savable)
         self.register_load_state_dict_pre_hook(_prepare_loading)
-        # From here on the class has the host's name and signature.
         self.__class__ = make_subclass(type(self), type(host))
 
     def __getattr__(self, name: str) -> Any:
@@ -505,7 +503,6 @@ class GrowingModel(nn.Module):
 
     def release(self) -> None:
         """Remove the slots from the host, which then computes and learns as before `esper.attach`."""
-        # Restore the host: frozen parts learn again, hooks are removed, and the host has its own configuration.
         self.frozen.unfreeze(self.host, training=self.training)
         for handle in self._hooks:
             handle.remove()

@@ -81,13 +81,12 @@ class Layer:
     like: Tensor
     """A scalar with the dtype and device for seeds after the layer."""
     trainable: frozenset[str]
-    """Names of the parameters that required a gradient at the probe; they may be frozen since."""
+    """Names of the parameters that required a gradient at the probe."""
     branch_outputs: tuple[str, ...] = ()
     """Names of the parameters that end the layer's branches: if they are zero, it returns its first argument. Empty if
     there are none or no available blueprint needs them."""
     unaltered: bool = True
-    """False for a linear layer or a convolution whose output is not what its class computes, since a hook on it or a
-    ``forward`` of the instance changes it; True for all other modules."""
+    """False for a linear layer or a convolution that a hook or its own ``forward`` lets return something else."""
     in_tuple: bool = False
     """Whether the layer returns a tuple whose first element is the features."""
 

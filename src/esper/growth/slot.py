@@ -169,16 +169,8 @@ _WEIGHT_ADVICE = "give a weight: a number from 0 to 1"
 class Slot(GrowthHook):
     """A place where a host may grow. A dormant slot, without a module, returns the host's features unchanged.
 
-    Args:
-        name: Name of the submodule to hook.
-        site: Layout and size of the features there.
-        input_hook: The hook that records the network's input.
-        optimizer_link: Adds the parameters of seeds to an optimizer.
-        copies: Copies of the model that grow with it.
-        depth: Keeps the host's configuration consistent with grown blocks.
-        blueprints: Names of the blueprints that may germinate here; None: all that support the site, for tokens only
-            those that treat each position separately.
-        mask_or_cache: Name of a mask, lengths or a cache that the host uses; there nothing mixes positions.
+    ``blueprints`` may germinate here; None: all that support the site, for tokens only those that treat each position
+    separately. Where the host uses a mask, lengths or a cache, named ``mask_or_cache``, nothing mixes positions.
     """
 
     like: Tensor
@@ -305,7 +297,7 @@ class Slot(GrowthHook):
     ) -> Seed:
         """Plant a new seed and add its parameters to the optimizer; returns the seed.
 
-        With several processes, only an `esper.Grower` plants: it keeps seeds and their gradients equal in all of them.
+        With several processes, only an `esper.Grower` plants.
 
         Args:
             blueprint: Name of the blueprint.
@@ -398,7 +390,7 @@ class Slot(GrowthHook):
     def disabled(self) -> Generator[None]:
         """Context manager in which the slot returns the host's features unchanged; parameters stay in the optimizer.
 
-        Changes of the model's dtype, device and mode within the context are applied to the seed afterwards.
+        The seed follows later changes of the model's dtype, device and mode.
         """
         occupant, placement = self.occupant, self._placement
         self._disabled.append(occupant)
@@ -417,7 +409,7 @@ class Slot(GrowthHook):
         return self.training, self.like.dtype, self.like.device
 
     def require_not_disabled(self) -> None:
-        """Reject changes of the slot while it is `disabled`, because the end of that context would undo them."""
+        """Reject changes of the slot that the end of `disabled` would undo."""
         if self._disabled:
             raise SlotError(
                 f"slot {self.name!r} is switched off, as within model.without_growth(): leave that block before you "
@@ -430,10 +422,9 @@ class Slot(GrowthHook):
         self.occupant = occupant
 
     def _require_seed(self) -> Seed:
-        seed = self.seed
-        if seed is None:
+        if self.seed is None:
             raise SlotError(f"slot {self.name!r} has no seed; germinate one first")
-        return seed
+        return self.seed
 
 
 def _mixes(kind: Blueprint | type[Blueprint], site: Site) -> bool:
@@ -485,10 +476,7 @@ def side_pass(network: nn.Module) -> Generator[None]:
 
 @contextmanager
 def eval_without_side_effects(model: nn.Module) -> Generator[None]:
-    """Context manager in which ``model`` is in evaluation mode, differentiable and uncompiled.
-
-    Modes, buffers and random generators are restored afterwards.
-    """
+    """Context manager of a `side_pass` in which ``model`` is in evaluation mode, differentiable and uncompiled."""
     with ExitStack() as stack:
         # Gradients are needed even if the caller has disabled them, and hooks do not run in compiled code.
         stack.enter_context(torch.inference_mode(False))

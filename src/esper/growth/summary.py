@@ -32,13 +32,12 @@ class SlotSummary:
     """Shape of one example's features."""
     stage: SlotState
     blueprint: str | None
-    """Blueprint of the seed; None without a seed, like ``alpha`` and ``contribution``."""
+    """None without a seed, like ``alpha``."""
     parameters: int
     """Number of scalars of the seed; 0 without one."""
     flops: int
     """FLOPs that the seed adds to a forward pass of one example, a multiply-add counted as two."""
     alpha: float | None
-    """The seed's weight."""
     contribution: float | None
     """Score with the seed minus score without it, as last measured by a grower; None before."""
 
@@ -84,7 +83,7 @@ class GrowthSummary:
     host_parameters: int
     """Number of scalars of the host without its seeds."""
     tried: tuple[TriedModule, ...] = ()
-    """All modules that a grower has planted, in order, pruned ones included."""
+    """All modules that a grower has planted, in order."""
     matches: Mapping[str, int] = field(default_factory=dict[str, int])
     """Number of submodules that each pattern given to `attach` matched."""
 
