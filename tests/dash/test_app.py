@@ -14,16 +14,13 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from dash.planted_run import BASELINES, FAMILIES, Plan, plant
-from esper.config.loading import dump_settings
 from esper.dash.app import Access, dashboard
 from esper.dash.pages import PAGE, late_level
 from esper.dash.run_view import DEPTH, RunFinder
 from esper.errors import RunError
-from esper.lab.report import write_report
 from esper.runs.reader import RunReader
 from esper.runs.run_directory import RunDirectory
 from esper.train.results import write_results
-from esper.train.settings import TrainSettings
 from train import results_cases
 
 PLAN = Plan(networks=6, slots=2, steps=12)
@@ -152,34 +149,15 @@ def test_damaged_interactions_are_refused_in_a_sentence(tmp_path: Path, path: st
     assert "damaged" in answer.json()["error"]
 
 
-def evaluated_run(folder: Path) -> RunDirectory:
-    plant(folder / "run", PLAN)
-    run = RunDirectory(folder / "run")
-    write_results(run.evaluation, results_cases.planted({"policy": 0.7, "none": 0.5}))
-    return run
-
-
-def test_an_evaluated_run_shows_the_verdicts_that_lie_beside_it(tmp_path: Path):
-    run = evaluated_run(tmp_path)
-    dump_settings(TrainSettings(), run.config)
-    write_report(run)
-    (shown,) = get(tmp_path, "/api/compare?run=run")["runs"]
-    (heldout,) = shown["evaluation"].values()
-    assert (heldout["answer"], heldout["place"], heldout["reference"]) == ("Yes", "held-out", "policy")
-    assert [(one["name"], one["verdict"]) for one in heldout["standings"]] == [
-        ("policy", None),
-        ("none", "policy better"),
-    ]
-    assert shown["evaluation_note"] is None
-
-
 @pytest.mark.parametrize(
     "content",
     [None, "", "[]", '{"heldout": {}}', '{"elsewhere": {}}', "NaN", "[" * 100_000],
     ids=lambda content: str(content)[:20],
 )
 def test_an_evaluation_without_readable_verdicts_says_what_writes_them(tmp_path: Path, content: str | None):
-    run = evaluated_run(tmp_path)
+    plant(tmp_path / "run", PLAN)
+    run = RunDirectory(tmp_path / "run")
+    write_results(run.evaluation, results_cases.planted({"policy": 0.7, "none": 0.5}))
     if content is not None:
         run.verdicts.write_text(content)
     (shown,) = get(tmp_path, "/api/compare?run=run")["runs"]
@@ -276,6 +254,9 @@ def test_a_stream_goes_on_after_the_last_event_that_the_browser_has(planted: Pat
     calls = iter([False, True])
     app = dashboard(RunFinder((planted,)), Access("127.0.0.1"), lambda: next(calls))
     served = TestClient(app, base_url="http://127.0.0.1")
+    for value in ("9" * 5000, "-1", "x", "²"):
+        answer = served.get("/api/stream?run=run", headers={"last-event-id": value.encode()})
+        assert (answer.status_code, "`Last-Event-ID` is" in answer.text) == (400, True)
     text = served.get("/api/stream?run=run&type=ppo_updated&after=0", headers={"last-event-id": str(ids[0])}).text
     (data,) = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
     assert [entry["id"] for entry in data] == ids[1:]

@@ -1,7 +1,5 @@
 """Other libraries on growth, each of an extra, and what their callbacks share."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -9,29 +7,6 @@ from typing import Any
 from torch import Tensor
 
 from esper.grower import Grower
-
-
-def step_grower(
-    grower: Grower, losses: MeanLoss, log_metrics: Callable[[dict[str, float]], Any], log: logging.Logger
-) -> bool:
-    """Take a decision on the mean loss, and log it and the model's growth; returns whether training should stop."""
-    decision = grower.step(train_loss=losses.pop())
-    log.info("%s", decision)
-    seeds = grower.model.seeds.values()
-    fossils = sum(seed.fossilized for seed in seeds)
-    log_metrics(
-        {
-            **({f"growth/{decision.metric}": decision.value} if decision.metric else {}),
-            "growth/op": float(decision.op),
-            "growth/loss": decision.loss,
-            "growth/score": decision.score,
-            "growth/live": float(len(seeds) - fossils),
-            "growth/fossils": float(fossils),
-            "growth/added_parameters": float(grower.model.added_parameters),
-            **{f"growth/contribution/{slot}": value for slot, value in decision.contributions.items()},
-        }
-    )
-    return decision.finished
 
 
 class MeanLoss:
@@ -56,3 +31,26 @@ class MeanLoss:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._sum, self._count = state["sum"], state["count"]
+
+
+def step_grower(
+    grower: Grower, losses: MeanLoss, log_metrics: Callable[[dict[str, float]], Any], log: logging.Logger
+) -> bool:
+    """Take a decision on the mean loss, and log it and the model's growth; returns whether training should stop."""
+    decision = grower.step(train_loss=losses.pop())
+    log.info("%s", decision)
+    seeds = grower.model.seeds.values()
+    fossils = sum(seed.fossilized for seed in seeds)
+    log_metrics(
+        {
+            **({f"growth/{decision.metric}": decision.value} if decision.metric else {}),
+            "growth/op": float(decision.op),
+            "growth/loss": decision.loss,
+            "growth/score": decision.score,
+            "growth/live": float(len(seeds) - fossils),
+            "growth/fossils": float(fossils),
+            "growth/added_parameters": float(grower.model.added_parameters),
+            **{f"growth/contribution/{slot}": value for slot, value in decision.contributions.items()},
+        }
+    )
+    return decision.finished

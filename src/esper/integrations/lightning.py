@@ -338,6 +338,10 @@ def _get_loss(outputs: Tensor | Mapping[str, Any] | None) -> Tensor:
 @contextmanager
 def mute(module: LightningModule) -> Generator[None]:
     """Keep ``module`` from logging, and its metrics from changing."""
+
+    def log_nothing(*_: Any, **__: Any) -> None:
+        pass
+
     metrics = [
         (owner, name, child)
         for owner in module.modules()
@@ -348,7 +352,7 @@ def mute(module: LightningModule) -> Generator[None]:
     own = {name: vars(module)[name] for name in _LOGGING if name in vars(module)}
     for owner, name, metric in metrics:
         setattr(owner, name, metric.clone())
-    vars(module).update(dict.fromkeys(_LOGGING, _do_nothing))
+    vars(module).update(dict.fromkeys(_LOGGING, log_nothing))
     try:
         yield
     finally:
@@ -357,7 +361,3 @@ def mute(module: LightningModule) -> Generator[None]:
         vars(module).update(own)
         for owner, name, metric in metrics:
             setattr(owner, name, metric)
-
-
-def _do_nothing(*_: Any, **__: Any) -> None:
-    """Stands for a method that logs."""

@@ -186,6 +186,9 @@ def test_a_comparison_of_policies_that_played_other_instances_is_refused(compari
     add_arm(results, 0.6, slice(-1))
     with pytest.raises(RunError, match="did not all play the same instances: call `esper compare` again"):
         report_on([comparison])
+    for path, reason in ((comparison.parent, "neither a run nor a comparison"), (comparison / "missing", "no run at")):
+        with pytest.raises(RunError, match=reason):
+            report_on([path])
 
 
 def test_a_comparison_takes_only_seeds_that_all_have_done(comparison: Path) -> None:
@@ -196,12 +199,6 @@ def test_a_comparison_takes_only_seeds_that_all_have_done(comparison: Path) -> N
     (comparison / "zeta" / "seed-0" / "arms" / "policy.json").write_text("[")
     with pytest.raises(RunError, match="seed-0/arms/policy.json is damaged"):
         report_on([comparison])
-
-
-def test_nothing_else_has_a_report(tmp_path: Path) -> None:
-    for path, reason in ((tmp_path, "neither a run nor a comparison"), (tmp_path / "missing", "no run at")):
-        with pytest.raises(RunError, match=reason):
-            report_on([path])
 
 
 @given(st.text("<>&\"'/ab\\;=", min_size=1, max_size=12))
