@@ -132,17 +132,6 @@ def test_what_would_keep_slots_that_are_called_no_more_is_refused(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("lose", [replaced, GrowingModel.release], ids=["replaced", "released"])
-def test_a_growing_model_is_not_exported_without_its_slots_either(
-    lose: Callable[[GrowingModel], None], tmp_path: Path
-) -> None:
-    model = attach(network(), ["0"], INPUTS)
-    lose(model)
-    with pytest.raises(ExportError, match="a growing model cannot be exported"):
-        export(model, tmp_path / "net.pt2", INPUTS)
-    assert not list(tmp_path.iterdir())
-
-
 def by_onnx(model: nn.Module, folder: Path) -> None:
     pytest.importorskip("onnxscript")
     with warnings.catch_warnings():

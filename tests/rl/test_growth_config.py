@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from esper.control.rules import Uniform
-from esper.engine.budget import Budget
 from esper.engine.engine import GrowthConfig
 from esper.engine.governor import GovernorSettings
 from esper.engine.observation import GLOBAL_FEATURES, SLOT_FEATURES
@@ -90,14 +89,6 @@ def test_rollbacks_on_a_suite_about_the_loss_tell_of_the_loss(monkeypatch: pytes
         assert one.metric_after == pytest.approx(1 - one.loss_after / np.log(SUITE.classes))
 
 
-def test_without_a_governor_the_network_is_lost_and_no_other() -> None:
-    running = spoilt(GrowthConfig(governor=None))
-    results = play(running)
-    assert not any(result.intervention.rows.any() for result in results)
-    lost = [bool(row.isnan().any()) for row in running.population.host.values]
-    assert lost == [False, True, False]
-
-
 @pytest.mark.parametrize("reward", ["outcome", "sparse"])
 def test_every_trouble_costs_its_penalty_and_nothing_else_is_lost(reward: str) -> None:
     running = spoilt(reward=reward)
@@ -157,18 +148,6 @@ def test_a_plateau_ends_an_episode_unless_a_seed_is_unfinished() -> None:
     results = [running.step(make_wait_actions(2)) for _ in range(4)]
     assert [result.finished.tolist() for result in results] == [[False, False], *[[True, False]] * 3]
     assert running.step_index.tolist() == [3, 5]
-
-
-def test_caps_hold_in_episodes() -> None:
-    running = Episodes(ShortSuite(), instances(6), QUICK, GrowthConfig(budget=Budget(parameters=120)))
-    seen = [running.observe().globals[:, _feature("budget_left")]]
-    while not running.finished.all():
-        play(running, steps=1)
-        assert (running.population.count_seed_parameters(running.population.table.owning) <= 120).all()
-        seen.append(running.observe().globals[:, _feature("budget_left")])
-    left = torch.stack(seen)
-    assert (left[0] == 1).all()
-    assert left.min() < 0.5
 
 
 SLOTS = len(SUITE.sites)
@@ -237,18 +216,6 @@ def test_every_decision_measures_everything_by_default() -> None:
         assert (np.isfinite(result.evaluation.loss_contribution) == owning).all()
         seeds += int(owning.sum())
     assert seeds > 4
-
-
-def test_ages_grow_until_the_next_turn_and_controllers_see_them() -> None:
-    running = episodes(instances(1), 3)
-    plant(running, 0)  # at step 0, when slot 0 is due
-    assert ages(running)[0][0] == 0
-    seen: list[int] = []
-    for _ in range(7):
-        running.step(make_wait_actions(1))
-        seen.append(ages(running)[0][0])
-        np.testing.assert_allclose(feature(running, "measurement_age")[0, 0], seen[-1] / SUITE.steps, rtol=1e-6)
-    assert seen == [1, 2, 0, 1, 2, 0, 1]
 
 
 def test_a_newborn_is_probed_at_once_and_measured_in_its_turn() -> None:
