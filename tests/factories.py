@@ -521,7 +521,7 @@ class Loop:
         self.inputs, self.labels = make_data()
 
     def epoch(self, told: Callable[[float], float] = float) -> esper.Decision:
-        """Two minibatches and a decision; the grower hears ``told(loss)``."""
+        """Two minibatches and a decision with the training loss ``told(loss)``; the model is as finite as that."""
         self.model.train()
         total = 0.0
         for half in (slice(0, 48), slice(48, 96)):
@@ -531,6 +531,9 @@ class Loop:
             self.optimizer.step()
             self.scheduler.step()
             total += loss.item() / 2
+        if not math.isfinite(told(total)):
+            with torch.no_grad():
+                next(self.model.parameters()).fill_(math.nan)
         return self.grower.step(train_loss=told(total))
 
     def saved(self) -> dict[str, Any]:

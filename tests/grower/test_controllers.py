@@ -66,7 +66,7 @@ def test_something_grows_and_is_finished_or_a_sentence_says_what_is_needed(contr
 
 @pytest.mark.parametrize("after", [0, 4, 100])
 def test_all_slots_are_planted_once_nothing_has_improved_for_two_decisions_or_half_is_over(after: int):
-    losses = [0.5 * 0.9**step for step in range(after + 1)]
+    losses = [0.5 * 0.9 ** max(step - 1, 0) for step in range(after + 2)]  # the first decision has two
     grower = begun("all_at_plateau", 20, evaluate=lambda _: (losses.pop(0) if len(losses) > 1 else losses[0], 0.5))
     first = min(after + 3, 11)
     assert grown(grower, 20) == [first, first + 1]

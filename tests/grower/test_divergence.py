@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -11,7 +12,9 @@ from torch.nn import functional as F
 
 import esper
 from esper.engine.governor import Trouble
+from esper.errors import DivergedError
 from esper.grower import Grower
+from esper.lifecycle.actions import Op
 from grower.divergence import CLASSES, EPOCHS, SKEW, SPOILED, WAYS, Training, Way, course
 
 pytestmark = pytest.mark.landing
@@ -157,7 +160,7 @@ def test_the_figures_of_a_decision_are_those_after_a_rollback() -> None:
     assert f"loss {decision.loss:.4g}, accuracy {decision.value:.4g}" in str(decision)
 
 
-@pytest.mark.parametrize("spoil", ["weight", "gradient", "train_loss"])
+@pytest.mark.parametrize("spoil", ["weight", "gradient"])
 def test_what_is_not_finite_is_never_measured(spoil: str) -> None:
     training = Training()
     grower = Grower(
@@ -171,7 +174,7 @@ def test_what_is_not_finite_is_never_measured(spoil: str) -> None:
         weight.data[0, 0] = math.nan
     elif spoil == "gradient":
         weight.grad[0, 0] = math.inf
-    decision = grower.step(train_loss=math.nan if spoil == "train_loss" else loss)
+    decision = grower.step(train_loss=loss)
     assert decision.rollback is not None
     assert decision.rollback.trouble is Trouble.NOT_FINITE
 
@@ -183,13 +186,32 @@ def _sound(model: nn.Module, training: Training) -> Any:
 
 
 @pytest.mark.parametrize("measure", ["accuracy", "loss"])
-def test_a_validation_loss_that_is_not_finite_is_trouble(measure: str) -> None:
-    training = Training(measure=measure)
-    training.grower.step(train_loss=training.epoch())
-    training._held_out[0][3, 2] = math.inf
-    decision = training.grower.step(train_loss=training.epoch())
-    assert decision.rollback is not None
-    assert decision.rollback.trouble is Trouble.NOT_FINITE
+@pytest.mark.parametrize("wrong", ["loss", "train_loss"])
+def test_a_finite_model_is_left_as_it_is_if_a_measure_of_it_is_not(wrong: str, measure: str) -> None:
+    """Nothing is decided, and what was measured of modules before still holds."""
+    training = Training(measure=measure, controller="all_at_start")
+    for _ in range(6):
+        training.grower.step(train_loss=training.epoch())
+    held_out, known = training._held_out, training.grower.network.measurements.contribution.copy()
+    assert np.isfinite(known).any()
+    if wrong == "loss":
+        training._held_out = torch.full_like(held_out[0], math.inf), held_out[1]
+    with pytest.warns(
+        UserWarning, match=f"^{wrong} not finite, although .* finite: nothing is decided"
+    ):
+        decision = training.grower.step(train_loss=math.nan if wrong == "train_loss" else training.epoch())
+    assert (decision.rollback, decision.op, len(training.model.seeds)) == (None, Op.WAIT, 2)
+    np.testing.assert_array_equal(training.grower.network.measurements.contribution, known)
+    training._held_out = held_out
+    assert training.grower.step(train_loss=training.epoch()).contributions
+
+
+def test_a_measure_that_is_not_finite_for_long_ends_training() -> None:
+    training = Training(controller="none")
+    for _ in range(2):
+        training.grower.step(train_loss=math.nan)
+    with pytest.raises(DivergedError, match="^train_loss not finite, .*, at 3 decisions in a row"):
+        training.grower.step(train_loss=math.nan)
 
 
 def test_a_step_that_a_scaler_skipped_is_no_trouble() -> None:
@@ -215,12 +237,12 @@ def test_it_is_measured_as_often_as_before_and_once_more_after_a_rollback() -> N
 
     grower = Grower(training.model, training.optimizer, controller="none", evaluate=evaluate)
     grower.step(train_loss=training.epoch())
-    assert calls == 1
-    grower.step(train_loss=math.nan)
-    assert calls == 2
+    assert calls == 2, "once more at first, to see whether the result is the same"
+    grower.step(train_loss=training.epoch())
+    assert calls == 3
     figures = training.evaluate(training.model)
     grower.step(train_loss=training.epoch(), val_loss=figures[0], accuracy=figures[1])
-    assert calls == 2
-    training._held_out[0][3, 2] = math.inf
+    assert calls == 3
+    nn.init.constant_(training.model.host[0].weight, math.nan)
     grower.step(train_loss=training.epoch())
-    assert calls == 4
+    assert calls == 4, "not of the model that was not finite"

@@ -116,7 +116,7 @@ def in_a_grower(settings: GovernorSettings, course: Course) -> list[Any]:
     found = list[Any]()
     for step, (loss, accuracy) in enumerate(course, start=1):
         with torch.no_grad():
-            weight.fill_(step)
+            weight.fill_(math.nan if math.isnan(loss) else step)
         try:
             grower.step(train_loss=loss, val_loss=loss, accuracy=accuracy)
         except DivergedError:

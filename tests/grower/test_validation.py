@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import warnings
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import esper
 from esper.errors import ConfigError
 from esper.grower.validation import ExampleMean, compute_difference_error
-from factories import Loop, make_data
+from factories import Loop, make_data, make_growing
 
 CORRECT = torch.tensor([0, 1, 2, 1, 0])
 
@@ -295,3 +296,80 @@ def test_a_grower_knows_no_error_of_means() -> None:
     history = loop.grower.engine.history
     assert np.isfinite(history.loss_contribution).all()
     assert np.isnan(history.loss_error).all()
+
+
+@pytest.mark.parametrize("how", ["left in training mode", "turns it on", "turns it on at the end"])
+def test_a_measurement_changes_neither_modes_nor_buffers(how: str) -> None:
+    """It runs in eval mode, whatever mode the loop left, and warns of a function that turns on training mode."""
+    host = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.5), nn.Linear(6, 3))
+    model = esper.attach(host, {"0": ["mlp"]}, torch.zeros(2, 4))
+    inputs, labels = torch.randn(60, 4, generator=torch.Generator().manual_seed(0)), torch.arange(60) % 3
+    measured: list[torch.Tensor] = []
+
+    def evaluate(network: nn.Module) -> tuple[float, float]:
+        if how == "turns it on":
+            network.train()
+        outputs = network(inputs)
+        measured.append(outputs)
+        if how == "turns it on at the end":
+            network.train()
+        return F.cross_entropy(outputs, labels).item(), (outputs.argmax(1) == labels).float().mean().item()
+
+    grower = esper.Grower(
+        model, torch.optim.SGD(model.parameter_groups(lr=0.0)), controller="all_at_start", evaluate=evaluate, horizon=9
+    )
+    model.train()
+    before = {name: buffer.clone() for name, buffer in host[1].named_buffers()}
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            grower.step(train_loss=1.0)
+    assert all(module.training for module in model.modules())
+    for name, buffer in host[1].named_buffers():
+        assert torch.equal(buffer, before[name]), name
+    assert not measured[0].requires_grad
+    assert torch.equal(measured[0], measured[1]) is (how != "turns it on")
+    messages = [str(one.message) for one in found if "training mode" in str(one.message)]
+    assert len(messages) == (how == "turns it on")
+
+
+def drawn_again(rows: bool) -> Callable[[nn.Module], Any]:
+    """The loss of 64 examples that are drawn anew at every call."""
+    generator = torch.Generator().manual_seed(0)
+
+    def evaluate(model: nn.Module) -> Any:
+        losses = torch.rand(64, generator=generator)
+        return {"loss": losses} if rows else losses.mean().item()
+
+    return evaluate
+
+
+@pytest.mark.parametrize("rows", [True, False])
+def test_measurements_that_differ_for_the_same_model_are_named_once_and_count_as_error(rows: bool) -> None:
+    model = make_growing()
+    evaluate = drawn_again(rows)
+    optimizer = torch.optim.SGD(model.parameter_groups(lr=0.0))
+    grower = esper.Grower(model, optimizer, controller="all_at_start", evaluate=evaluate, horizon=20)
+    message = r"evaluate gave loss 0\.\d+ and then 0\.\d+ for the same model, .*: use the same examples"
+    with pytest.warns(UserWarning, match=message):
+        grower.step(train_loss=1.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", message="the optimizer made no step")
+        for _ in range(6):
+            grower.step(train_loss=1.0)
+    errors = grower.engine.history.accuracy_error[0]
+    assert (errors[np.isfinite(grower.engine.history.accuracy_contribution[0])] > 0.005).all()
+    assert np.isfinite(errors).any()
+
+
+def test_a_loader_that_draws_its_own_order_is_named() -> None:
+    inputs = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
+    data = TensorDataset(inputs, torch.arange(60) % 3)
+    loader = DataLoader(data, 20, shuffle=True, generator=torch.Generator().manual_seed(1))
+    model = make_growing()
+    grower = esper.Grower(
+        model, torch.optim.SGD(model.parameter_groups(lr=0.1)), evaluate=esper.Validation("classification", loader)
+    )
+    with pytest.warns(UserWarning, match="or other examples: use the same examples in the same order"):
+        grower.step(train_loss=1.0)

@@ -126,7 +126,7 @@ class Monitor:
             Trouble.NONE,
         ).astype(np.int8)
         sound = trouble == Trouble.NONE
-        usual = sound & ~unusual & ~guessing
+        usual = sound & ~unusual & ~guessing & np.isfinite(loss)
         worse = loss > mean + settings.good_sigmas * deviation
         # The window takes what is usual; after trouble, and at another level of losses, it begins anew.
         window = np.concatenate([np.broadcast_to(loss, unusual.shape)[..., None], now["losses"][..., :-1]], axis=-1)

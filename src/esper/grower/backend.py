@@ -4,6 +4,7 @@ All that is known of the model is kept here. What the first of several processes
 """
 
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -17,7 +18,7 @@ from esper.engine.measurements import Evaluation, TrainingReport
 from esper.errors import CheckpointError, ConfigError
 from esper.grower.config import GrowerConfig
 from esper.grower.distributed import Processes
-from esper.grower.evaluation import Criterion, ModelEvaluation, measure_model
+from esper.grower.evaluation import Criterion, ModelEvaluation, find_changes, measure_model
 from esper.grower.governor import LearningCheck, ModelSnapshot, OptimizerCheck
 from esper.grower.gradients import GradientRecorder
 from esper.grower.promise_recorder import PromiseRecorder
@@ -50,6 +51,12 @@ FOSSIL_INTERVAL = 4
 BYTES_PER_VALUE = 4
 COPIES = 4
 """Values in memory per parameter: itself, its gradient and two moments, as with AdamW."""
+
+
+_CALLER = 8
+"""Calls between a warning and the loop that called `esper.Grower.step`."""
+_OF_MODULES = ("accuracy_contribution", "loss_contribution", "accuracy_error", "loss_error")
+"""What an evaluation has of each slot."""
 
 
 class ModelSpec:
@@ -316,12 +323,17 @@ class ModelBackend:
             one, one, unknown, unknown, unknown, unknown, due, None if progress is None else np.array([progress])
         )
         skills, finite, diverged = (math.nan, math.nan), False, False
-        if not check_finite or (math.isfinite(train_loss) and self.is_finite()):
+        if not check_finite or self.is_finite():
             evaluation = self._evaluate(due, train_loss, report.metrics)
             self.scores.check_train_accuracy(float(report.accuracy[0]))
-            measured = math.isfinite(evaluation.loss[0]) and math.isfinite(evaluation.accuracy[0])
-            finite = measured and math.isfinite(train_loss)
-            if measured:
+            finite = True
+            figures = {"train_loss": train_loss, **evaluation.metrics}
+            if not self.learning.require_finite(figures):
+                # What was known of modules before still holds.
+                evaluation = replace(
+                    evaluation, **dict.fromkeys(_OF_MODULES, unknown), fresh=np.zeros(due.shape, np.bool_)
+                )
+            elif math.isfinite(evaluation.accuracy[0]):
                 metrics = evaluation.metrics
                 diverged = self.learning.has_diverged(metrics, train_loss)
                 # An output that is the same for all examples shows no skill, whatever its accuracy happens to be.
@@ -362,8 +374,32 @@ class ModelBackend:
         others = self._find_prunable() & ~due
         if self.constraints.find_broken(metrics) and others.any():
             ablated, due = {**ablated, **self._measure(others, metrics, forks)[1]}, due | others
+        if known is None and not self.scores.has_reference:
+            self._check_repetition(metrics)
         self.scores.set_reference(metrics, train_loss)
         return self._compute_contributions(metrics, ablated, constant_output, due)
+
+    def _check_repetition(self, metrics: Metrics) -> None:
+        """Measure the model once more, and warn if another result comes of it, or if it was in training mode."""
+        modes: list[bool] = []
+        with self.networks.model.register_forward_pre_hook(lambda module, _: modes.append(module.training)):
+            again, _, _ = self._measure(np.zeros(self.networks.table.stage.shape, np.bool_))
+        if any(modes):
+            warnings.warn(
+                "evaluate turns on training mode, so dropout and batch norm act as in training: it is called in eval "
+                "mode, so omit model.train() before the model is called",
+                stacklevel=_CALLER,
+            )
+        changes = find_changes(metrics, again)
+        self.scores.noise, self.scores.loss_noise = changes.get(self.scores.metric, 0.0), changes.get(LOSS, 0.0)
+        if changes:
+            name = max(changes, key=lambda name: changes[name])
+            warnings.warn(
+                f"evaluate gave {name} {metrics[name]:.6g} and then {again[name]:.6g} for the same model, or other "
+                "examples: use the same examples in the same order at every call, without random augmentation. The "
+                "difference counts as an error of contributions",
+                stacklevel=_CALLER,
+            )
 
     def _measure(
         self,
@@ -390,7 +426,7 @@ class ModelBackend:
                 by_score[0, place], score_error[0, place] = contribution
                 # A module that does not count yet was switched on, not off.
                 by_loss[0, place] = (1.0 if counts else -1.0) * (variant[LOSS] - metrics[LOSS])
-                loss_error[0, place] = compute_difference_error(metrics[LOSS], variant[LOSS])
+                loss_error[0, place] = compute_difference_error(metrics[LOSS], variant[LOSS], noise=scores.loss_noise)
         progress = scores.compute_progress(metrics)
         return ModelEvaluation(
             loss=np.array([float(metrics[LOSS])]),

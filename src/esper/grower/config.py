@@ -62,7 +62,7 @@ def _read_controller(value: Any) -> Any:
     return cast("object", value)
 
 
-STATE_VERSION = 11
+STATE_VERSION = 12
 """Version of the state that `esper.Grower.state_dict` returns."""
 _SIGNATURE = ("classes", "seed")
 """Fields that must be the same where a state is saved and where it is loaded; others may change between decisions."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Annotated, Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -18,11 +19,12 @@ from esper.engine.measurements import Evaluation
 from esper.errors import ConfigError
 from esper.grower.refit import SeedlessFork
 from esper.grower.scores import EXPECTED, Limits, Metrics, Score
+from esper.grower.validation import ExampleMean
 from esper.growth.hooks import find_tensors
 from esper.growth.model import GrowingModel
 from esper.lifecycle.table import SeedTable
 from esper.numerics.arrays import Bools, Floats
-from esper.numerics.modules import keep_modes
+from esper.numerics.modules import keep_buffers, keep_modes
 
 Number: TypeAlias = float | Tensor
 """A tensor holds a single one, or one value per example, of which the mean counts and the spread shows the error."""
@@ -30,11 +32,13 @@ Evaluate: TypeAlias = Callable[
     [GrowingModel], Number | tuple[Number, Number] | Mapping[str, Number] | Mapping[str, Score]
 ]
 """Measures a model on validation data: a loss, a pair of loss and accuracy, or metrics by name with ``loss`` among
-them; under `esper.Constrained` a `Score` per set. It must give the same metrics for the same model, and may leave the
-model in `eval` mode."""
+them; under `esper.Constrained` a `Score` per set. It must give the same metrics for the same model. It is called in
+`eval` mode and without gradients (`torch.enable_grad` brings them back), and changes neither modes nor buffers."""
 EVALUATE_ADVICE = f"give a function that takes the model and returns {EXPECTED}"
 ROUNDING = 2 * torch.finfo(torch.float32).eps
 """Relative difference between outputs for equal rows of one minibatch."""
+ROUNDING_OF_RUNS = 1e-4
+"""Largest relative difference between measurements of one model that comes of the order of sums on a device."""
 
 
 @dataclass(frozen=True)
@@ -183,19 +187,41 @@ def measure_model(
     Returns ``metrics``, ``ablated`` and ``constant_output`` of a `ModelEvaluation`.
     """
     outputs, ablated = OutputComparison(), dict[str, Metrics]()
-    with keep_modes(model):
-        if baseline is None:
-            with model.register_forward_hook(outputs.compare, with_kwargs=True):
-                baseline = parse(evaluate(model))
-        for place, slot in enumerate(model.slots.values()):
-            if slot.seed is None or not due[0, place]:
-                continue
-            if slot.name not in forks:
-                with slot.seed.temporary_alpha(0.0 if table.blended[0, place] else 1.0):
-                    ablated[slot.name] = parse(evaluate(model))
-            elif (fork := forks[slot.name]) is not None:
-                ablated[slot.name] = fork.run(lambda: parse(evaluate(model)))
+
+    def measure() -> Metrics:
+        with torch.no_grad(), keep_modes(model), keep_buffers(model):
+            model.eval()
+            return parse(evaluate(model))
+
+    if baseline is None:
+        with model.register_forward_hook(outputs.compare, with_kwargs=True):
+            baseline = measure()
+    for place, slot in enumerate(model.slots.values()):
+        if slot.seed is None or not due[0, place]:
+            continue
+        if slot.name not in forks:
+            with slot.seed.temporary_alpha(0.0 if table.blended[0, place] else 1.0):
+                ablated[slot.name] = measure()
+        elif (fork := forks[slot.name]) is not None:
+            ablated[slot.name] = fork.run(measure)
     return baseline, ablated, outputs.compared and not outputs.varied
+
+
+def find_changes(first: Metrics, second: Metrics) -> dict[str, float]:
+    """The metrics that differ between two measurements of the same model, and by how much.
+
+    By 0 if only the values of single examples differ, which then belong to other examples.
+    """
+    changes = dict[str, float]()
+    for name in first.keys() & second.keys():
+        one, other = first[name], second[name]
+        same = math.isclose(one, other, rel_tol=ROUNDING_OF_RUNS)
+        if isinstance(one, ExampleMean) and isinstance(other, ExampleMean):
+            same = one.examples.shape == other.examples.shape
+            same = same and np.allclose(one.examples, other.examples, rtol=ROUNDING_OF_RUNS, atol=ROUNDING_OF_RUNS)
+        if not same:
+            changes[name] = abs(one - other)
+    return changes
 
 
 def store_contributions(model: GrowingModel, contributions: Floats) -> None:

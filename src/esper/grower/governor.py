@@ -31,7 +31,7 @@ _NOT_RESTORED = ("params", "lr", "initial_lr")
 _CALLER = 8
 """Calls between a warning and the loop that called `esper.Grower.step`."""
 _REASONS = {
-    Trouble.NOT_FINITE: "a training or validation loss, gradient or parameter is infinite or not a number",
+    Trouble.NOT_FINITE: "a gradient, parameter or moment is infinite or not a number",
     Trouble.COLLAPSED: "the model only guesses, and did better before",
     Trouble.EXPLODED: "the loss has been far above the usual, and validation got much worse",
 }
@@ -262,6 +262,8 @@ class LearningCheck:
         """The greatest improvements of losses over chance and over the start, of training and validation each."""
         self.checks_without_progress = 0
         """Checks in a row in which nothing showed that the network has learned."""
+        self.checks_without_figures = 0
+        """Checks in a row in which a loss or metric was not finite, although the model was."""
         self.learned = self.changed = False
         self.loss_to_regain = math.nan
         """The training loss before the last rollback; NaN once the model has regained it."""
@@ -282,6 +284,23 @@ class LearningCheck:
         elif intervention.usual[0] and train_loss <= self.loss_to_regain:
             governor.rollbacks[:] = 0
             self.loss_to_regain = math.nan
+
+    def require_finite(self, figures: Metrics) -> bool:
+        """Whether all ``figures`` of a finite model are finite.
+
+        Warns of the first decision at which they are not, and raises once that lasts.
+        """
+        wrong = [name for name, value in figures.items() if not math.isfinite(value)]
+        self.checks_without_figures = self.checks_without_figures + 1 if wrong else 0
+        if not wrong or self._settings is None:
+            return not wrong
+        problem = f"{' and '.join(wrong)} not finite, although all parameters are finite"
+        advice = "check for batches without labels (or with ignored ones only), and for inputs that are not finite"
+        if self.checks_without_figures >= self._settings.patience:
+            raise DivergedError(f"{problem}, at {self.checks_without_figures} decisions in a row: {advice}")
+        if self.checks_without_figures == 1:
+            warnings.warn(f"{problem}: nothing is decided now; {advice}", stacklevel=_CALLER)
+        return False
 
     def has_diverged(self, metrics: Metrics, train_loss: float) -> bool:
         """Whether both losses are far above chance, and that of validation is worse than it was.

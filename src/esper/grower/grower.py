@@ -277,7 +277,7 @@ class Grower:
                 builder = ActionBuilder(masks)
                 builder.act_on(Op.PRUNE, breaker)
                 actions = builder.actions
-            elif not finished:
+            elif not finished and not backend.learning.checks_without_figures:
                 conditions = self._list_conditions()
 
                 def consult() -> tuple[Actions, Any, SeedRating[Figures] | None, CandidateRating | None]:

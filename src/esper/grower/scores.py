@@ -241,6 +241,8 @@ class Scores:
         self._classes, self._outputs = classes or 0, outputs or 0
         self._has_reference, self._reference = False, UNKNOWN
         self._first_train_loss = self._first_loss = self._first_accuracy = UNKNOWN
+        self.noise = self.loss_noise = 0.0
+        """By how much metric and loss differ between two measurements of the same model."""
         self._lowest = UNKNOWN
         """The lowest value of the metric so far, with or without modules."""
         # Before anything is measured the model's outputs count as classes.
@@ -310,7 +312,7 @@ class Scores:
         value, other = self.get_value(baseline), self.get_value(toggled)
         if not self._has_reference or self._rises(self.metric):
             gain = self.compute_score(baseline) - self.compute_score(toggled)
-            return gain if counts else -gain, compute_difference_error(value, other)
+            return gain if counts else -gain, compute_difference_error(value, other, noise=self.noise)
         # A share of the value without the module, if the metric has always been above zero.
         with_module, without = (value, other) if counts else (other, value)
         is_share = self._lowest > 0 and without != 0
@@ -319,7 +321,8 @@ class Scores:
         infinite = math.isinf(without) and value != other
         share = math.copysign(1.0, other - value) if infinite else (other - value) / size
         gain = share - (self._penalty(baseline) - self._penalty(toggled))
-        error = compute_difference_error(with_module, without, 1 - with_module / without if is_share else 0.0) / size
+        weight = 1 - with_module / without if is_share else 0.0
+        error = compute_difference_error(with_module, without, weight, noise=self.noise) / size
         return gain if counts else -gain, error
 
     def compute_progress(self, metrics: Metrics | None) -> float | None:
@@ -339,6 +342,11 @@ class Scores:
         """Refuse a training accuracy, NaN where it is not known, if growth is about another metric."""
         if not math.isnan(accuracy) and self.metric not in ("", ACCURACY):
             raise ConfigError(f"train_accuracy has no use when the metric is {self.metric!r}: omit it")
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether finite metrics were measured, to which scores are relative."""
+        return self._has_reference
 
     @property
     def has_chance_level(self) -> bool:

@@ -62,19 +62,21 @@ class ExampleMean(float):
         return cls(values.astype(np.float64)) if values.dtype.kind in "biuf" else None
 
 
-def compute_difference_error(value: float, other: float, share: float = 0.0) -> float:
-    """The standard error of ``(other - value) - share * other`` over examples; NaN unless both keep their examples.
+def compute_difference_error(value: float, other: float, share: float = 0.0, *, noise: float = 0.0) -> float:
+    """The standard error of ``(other - value) - share * other`` over examples, at least the ``noise``, if any.
+
+    Without the examples of both it is not known but for the noise, and NaN if there is none.
 
     Both are of the same N examples, so this is the error of the mean of N differences. With the ``share`` that is the
     ratio ``(other - value) / other`` itself, and divided by ``|other|``, it is the error of that ratio by the delta
     method (Cochran, *Sampling Techniques*, 1977, section 6.3).
     """
     if not isinstance(value, ExampleMean) or not isinstance(other, ExampleMean):
-        return math.nan
+        return noise or math.nan
     if len(value.examples) != len(other.examples):
-        return math.nan
+        return noise or math.nan
     residuals = (1 - share) * other.examples - value.examples
-    return float(residuals.std(ddof=1)) / math.sqrt(len(residuals))
+    return max(float(residuals.std(ddof=1)) / math.sqrt(len(residuals)), noise)
 
 
 class Validation:
