@@ -108,8 +108,8 @@ def main(folder: Path, rank: int, how: str) -> None:
     rates: list[float] = []
     forks: list[dict[str, Any]] = []
     for number in range(grower.decisions, EARLY if how == "early" else DECISIONS):
-        blown_up = number == (FALSE_ALARM if rank else BLOWN_UP)
-        gradient, decision = train(network, grower, mine, blown_up=blown_up)
+        false_alarm = bool(rank) and number == FALSE_ALARM
+        gradient, decision = train(network, grower, mine, blown_up=number == BLOWN_UP, false_alarm=false_alarm)
         gradients.append(gradient)
         told.append(decision)
         schedule.step()
@@ -125,7 +125,9 @@ def main(folder: Path, rank: int, how: str) -> None:
     distributed.destroy_process_group()
 
 
-def train(network: nn.Module, grower: Grower, part: slice, *, blown_up: bool) -> tuple[float, str]:
+def train(
+    network: nn.Module, grower: Grower, part: slice, *, blown_up: bool, false_alarm: bool = False
+) -> tuple[float, str]:
     """One minibatch and one decision: the norm of the gradient, which is clipped, and the decision."""
     inputs, labels = make_data()
     network.train()
@@ -135,7 +137,9 @@ def train(network: nn.Module, grower: Grower, part: slice, *, blown_up: bool) ->
     loss.backward()
     gradient = float(nn.utils.clip_grad_norm_(network.parameters(), 0.5))
     grower.optimizer.step()
-    return gradient, str(grower.step(train_loss=float("nan") if blown_up else loss))
+    if blown_up:
+        nn.init.constant_(next(network.parameters()), float("nan"))
+    return gradient, str(grower.step(train_loss=float("nan") if blown_up or false_alarm else loss))
 
 
 def copy_forks(grower: Grower) -> dict[str, dict[str, Any]]:

@@ -4,6 +4,7 @@ import math
 import re
 from decimal import Decimal
 from fractions import Fraction
+from itertools import chain, repeat
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -400,7 +401,7 @@ def test_a_metric_that_is_better_than_any_can_be_is_refused(
 def test_a_metric_that_is_infinitely_bad_decides_nothing_and_ends_training_if_it_lasts(
     metric: str, higher: bool, value: float
 ) -> None:
-    told = iter([{"loss": 0.3, metric: 1.0}] * 2 + [{"loss": 700.0, metric: value}] * 3)
+    told = chain([{"loss": 0.3, metric: 1.0}] * 2, repeat({"loss": 700.0, metric: value}))
     found = Loop("all_at_start", **growth_about(lambda _: next(told), metric, higher)).grower
     found.step(train_loss=1.0)
     with pytest.warns(UserWarning, match=f"{metric} not finite, although .* finite: nothing is decided"):

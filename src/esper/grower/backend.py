@@ -374,9 +374,10 @@ class ModelBackend:
         others = self._find_prunable() & ~due
         if self.constraints.find_broken(metrics) and others.any():
             ablated, due = {**ablated, **self._measure(others, metrics, forks)[1]}, due | others
-        if known is None and not self.scores.has_reference:
-            self._check_repetition(metrics)
+        is_first = known is None and not self.scores.has_reference
         self.scores.set_reference(metrics, train_loss)
+        if is_first:
+            self._check_repetition(metrics)
         return self._compute_contributions(metrics, ablated, constant_output, due)
 
     def _check_repetition(self, metrics: Metrics) -> None:
