@@ -8,6 +8,7 @@ from esper.population.learning import clip_by_network, optimizer_step
 from esper.population.parameters import FlatParameters, ParameterLayout, StackedParameters
 from esper.population.population import MOMENT_NAMES
 from esper.tasks.suite import OptimizerSettings
+from reference_population import make_optimizer
 
 MODULE = nn.Linear(3, 2)
 SHAPE = ParameterLayout.from_module(MODULE)
@@ -33,13 +34,7 @@ def block(
 
 def alone(values: Tensor, rate: float, settings: OptimizerSettings) -> tuple[Tensor, torch.optim.Optimizer]:
     parameter = values.clone().requires_grad_()
-    if settings.name == "sgd":
-        return parameter, torch.optim.SGD(
-            [parameter], lr=rate, momentum=settings.momentum, weight_decay=settings.weight_decay
-        )
-    return parameter, torch.optim.AdamW(
-        [parameter], lr=rate, betas=settings.betas, weight_decay=settings.weight_decay, eps=1e-8
-    )
+    return parameter, make_optimizer([parameter], rate, settings)
 
 
 @pytest.mark.parametrize("settings", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
