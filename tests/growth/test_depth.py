@@ -118,11 +118,6 @@ def test_a_block_has_the_configuration_of_its_host_whatever_way_it_came(
         assert one.config.n_layer == 4
 
 
-class Plain:
-    def __init__(self, n_layer: int) -> None:
-        self.n_layer, self.rate, self.nested = n_layer, 0.1, {"rate": 0.1}
-
-
 @dataclass(slots=True)
 class Slotted:
     n_layer: int
@@ -147,7 +142,7 @@ class Stored:
 
 @pytest.mark.parametrize(
     "config",
-    [Plain(3), Slotted(3, nested={}), SimpleNamespace(n_layer=3, rate=0.1, nested={})],
+    [Slotted(3, nested={}), SimpleNamespace(n_layer=3, rate=0.1, nested={})],
     ids=lambda one: type(one).__name__,
 )
 def test_what_is_set_on_a_configuration_while_something_grows_stays(config: Any) -> None:

@@ -65,15 +65,11 @@ def test_the_host_is_to_the_bit_what_it_was_after_any_training() -> None:
     assert all(torch.equal(value, state[key]) for key, value in model.host.state_dict().items())
 
 
-def encoder() -> tuple[nn.Module, Tensor]:
-    torch.manual_seed(0)
-    layer = nn.TransformerEncoderLayer(128, 4, 256, activation="gelu", norm_first=True, batch_first=True)
-    return nn.Sequential(nn.Linear(128, 128), layer).eval(), torch.randn(4, 16, 128)
-
-
 def attach_to_encoder() -> tuple[GrowingModel, nn.Module, Tensor]:
     """With a seed behind its layer, beside the host as it was."""
-    host, tokens = encoder()
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(128, 4, 256, activation="gelu", norm_first=True, batch_first=True)
+    host, tokens = nn.Sequential(nn.Linear(128, 128), layer).eval(), torch.randn(4, 16, 128)
     model = esper.attach(copy.deepcopy(host), {"1": ["mlp"]}, tokens, freeze_host=True)
     generator = torch.Generator().manual_seed(3)
     for parameter in model.slots["1"].germinate("mlp", alpha=1.0).parameters():
@@ -81,8 +77,11 @@ def attach_to_encoder() -> tuple[GrowingModel, nn.Module, Tensor]:
     return model, host, tokens
 
 
+GROWN = [attach_to_encoder, lambda: (grow(attached(), steps=1).eval(), trained(), images())]
+
+
 @pytest.mark.landing
-@pytest.mark.parametrize("make", [attach_to_encoder, lambda: (grow(attached(), steps=1).eval(), trained(), images())])
+@pytest.mark.parametrize("make", GROWN)
 def test_growth_is_out_of_sight_within_a_function_that_is_compiled(
     make: Callable[[], tuple[GrowingModel, nn.Module, Tensor]],
 ) -> None:
@@ -103,7 +102,7 @@ def test_growth_is_out_of_sight_within_a_function_that_is_compiled(
 
 @pytest.mark.landing
 @pytest.mark.parametrize("part", ["model in place", "model in a wrapper", "host", "layer"])
-@pytest.mark.parametrize("make", [attach_to_encoder, lambda: (grow(attached(), steps=1).eval(), trained(), images())])
+@pytest.mark.parametrize("make", GROWN)
 def test_what_is_compiled_first_without_growth_has_it_afterwards(
     part: str, make: Callable[[], tuple[GrowingModel, nn.Module, Tensor]]
 ) -> None:
@@ -127,13 +126,8 @@ def test_what_is_compiled_first_without_growth_has_it_afterwards(
     assert not torch.allclose(grown, bare, atol=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("make", "tolerance"),
-    [
-        (attach_to_encoder, 1e-5),  # torch's encoder has another path for layers with hooks
-        (lambda: (grow(attached(), steps=1).eval(), trained(), images()), 0.0),
-    ],
-)
+# Torch's encoder has another path for layers with hooks.
+@pytest.mark.parametrize(("make", "tolerance"), zip(GROWN, (1e-5, 0.0), strict=True))
 def test_growth_comes_back_when_the_last_of_nested_blocks_ends(
     make: Callable[[], tuple[GrowingModel, nn.Module, Tensor]], tolerance: float
 ) -> None:

@@ -84,8 +84,8 @@ def attach(
     ```
 
     The model and its state-dict keys do not change. A slot is a forward hook, and does nothing while it is empty.
-    Attach before `torch.compile`, which silently ignores later hooks, and compile what `finalize` returns: a growing
-    model runs in graphs only between its slots.
+    Attach before `torch.compile`, and compile what `finalize` returns: a growing model runs in graphs only between its
+    slots.
 
     Args:
         model: Any module.

@@ -197,9 +197,9 @@ def _keep_hooks_uncompiled() -> None:
 class GrowingModel(nn.Module):
     """A host with growth slots, called like the host. Create it with `esper.attach`.
 
-    ``host`` is the original module with its own state-dict keys; keys of seeds are under ``slots``. The class is named
-    after the host's class, and its ``forward`` has the host's signature. Other public attributes and methods, such as
-    ``config`` or ``generate``, are taken from the host. Call it from one thread at a time.
+    ``host`` is the original module with its own state-dict keys; keys of seeds are under ``slots``. ``forward`` has the
+    host's signature, and other public attributes and methods, such as ``config`` or ``generate``, are the host's. Call
+    it from one thread at a time.
 
     After `release`, or if a submodule with a slot was replaced, `finalize`, `mirror`, ``state_dict``, copies and
     pickles raise SlotError, since growth would be lost.
@@ -404,9 +404,9 @@ class GrowingModel(nn.Module):
 
     @check_arguments(SlotError, optimizer=OPTIMIZER_ADVICE)
     def link(self, optimizer: torch.optim.Optimizer) -> None:
-        """Add the parameters of future seeds to ``optimizer``; `esper.Grower` calls this itself.
+        """Add the parameters of future seeds to ``optimizer``, or to the one inside a wrapper, such as accelerate's.
 
-        If it is a wrapper, such as accelerate's or Lightning's, the inner optimizer is linked.
+        `esper.Grower` calls this itself.
 
         Raises:
             SlotError: the optimizer was not made from this model's `parameter_groups`, does not support step hooks, or
@@ -522,18 +522,13 @@ class GrowingModel(nn.Module):
         The copy keeps the host's state-dict keys. A seed becomes a module ``fossil_BLUEPRINT`` in the submodule it
         follows, run by hooks made of torch operations; if that submodule runs all its children in its own way, the
         tensors become attributes ``fossil_BLUEPRINT_...``. The copy trains, copies, pickles, compiles and exports like
-        any module (but `torch.jit.script` cannot compile its hooks), and its layers keep their fossils when reused
-        elsewhere. Only fossils that need the network's input raise KeyError outside the whole model, called like the
-        example input.
+        any module, except by `torch.jit.script`. Fossils that need the network's input raise KeyError if a part of it
+        is called alone.
 
-        A copy of a block (`block_copy`, `block_zero`) with a weight of 1 becomes the next module of the `nn.ModuleList`
-        or `nn.Sequential` of its block, and the configuration counts it (see `esper.growth.depth`): the result is an
-        ordinary deeper model. With another weight it runs after its block, with a warning. New hidden units
-        (`units_8`) extend the layers between which they grew: the result is an ordinary wider model.
-
-        ``save_pretrained`` and ``push_to_hub``, as of Hugging Face models, raise KeyError with a sentence if
-        ``from_pretrained`` would lose growth: unless the configuration can express that the model became deeper, or
-        wider by the same number of units in each layer.
+        A copy of a block with a weight of 1 becomes the next module of the `nn.ModuleList` or `nn.Sequential` of its
+        block, and the configuration counts it (see `esper.growth.depth`); with another weight it runs after its block,
+        with a warning. New hidden units extend the layers between which they grew. ``save_pretrained`` and
+        ``push_to_hub``, as of Hugging Face models, raise KeyError unless the configuration can express what grew.
 
         Args:
             unfinished: ``keep`` builds in seeds that affect the output (alpha above 0, not isolated), at their current

@@ -158,8 +158,8 @@ class Seed(BlendedBlueprint):
 
 
 SlotModule = Callable[[Tensor, Any], Tensor]
-"""Returns new features from the host's features and a context: for a seed the one that its blueprint needs, or the
-features again if it needs none, so that parts of a host can be called alone; for others the network's input."""
+"""Returns new features from the host's and a context: for a seed the one that its blueprint needs, or the features
+again if it needs none, so that parts of a host can be called alone; for others the network's input."""
 FeatureHook = Callable[["Slot", LayerCall, Tensor], Tensor]
 """Called with a slot, the call of its layer and the slot's output; returns the output or a tensor of equal values."""
 Weight = Annotated[NonNegativeFloat, Field(le=1)]
