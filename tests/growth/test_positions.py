@@ -2,7 +2,6 @@
 
 import itertools
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -96,45 +95,6 @@ def test_padding_changes_nothing_or_the_blueprint_is_refused(host: PaddedHost, n
             returned = outputs(model, host.unpadded())
             torch.testing.assert_close(outputs(model, host.padded()), returned)
             assert not torch.allclose(returned, without, atol=1e-3)
-
-
-@every_padded_host
-def test_a_leak_would_be_seen(host: PaddedHost) -> None:
-    """Attention that no slot knows of lets padding in, and the test above would notice."""
-    model = host.attached()
-    slot = model.slots[host.slots[0]]
-    attention = grown(get("attention"), replace(slot.site, causal=False)).float()
-    slot.occupant = lambda features, inputs: features + attention(features, inputs)
-    assert not torch.allclose(outputs(model, host.padded()), outputs(model, host.unpadded()), atol=1e-3)
-
-
-def generated(network: nn.Module, **options: bool) -> Tensor:
-    """Logits of the tokens that the network adds to the text."""
-    returned = network.generate(
-        text(),
-        attention_mask=torch.ones_like(text()),
-        max_new_tokens=5,
-        do_sample=False,
-        eos_token_id=None,
-        output_logits=True,
-        return_dict_in_generate=True,
-        **options,
-    )
-    return torch.stack(returned.logits)
-
-
-@pytest.mark.landing
-@pytest.mark.parametrize("name", FREE)
-def test_cached_generation_is_uncached_generation(name: str) -> None:
-    for slot in GPT2.slots:
-        model = GPT2.attached()
-        if name in model.slots[slot].blueprints:
-            fossilize(model, slot, name)
-            plain = model.finalize().eval()
-            expected = generated(model.host, use_cache=False)
-            assert not torch.allclose(expected[:1], generated(GPT2.network(), use_cache=False)[:1], atol=1e-3)
-            for network in (model.host, plain):
-                torch.testing.assert_close(generated(network), expected)
 
 
 def test_a_cache_is_refused_while_attention_lives_and_its_absence_is_not() -> None:
