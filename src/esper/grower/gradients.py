@@ -108,7 +108,7 @@ class GradientRecorder:
         """Whether the optimizer has stepped since `clear`, and all gradients of the last minibatch were zero."""
         return bool(self._norms) and not bool(self._norms[-1].any())
 
-    def find_unreached(self, learning: Bools, *, stacklevel: int = 2) -> Bools:
+    def find_unreached(self, learning: Bools) -> Bools:
         """Slots of those ``learning``, bool ``[1, S]``, whose module no gradient ever reached although training steps.
 
         Called once per decision; a module is warned of once. A gradient that is zero is one.
@@ -124,7 +124,7 @@ class GradientRecorder:
             self._missed[seed] = before + len(self._norms)
             unreached[0, place] = self._missed[seed] > 0
             if before < MISSED_STEPS <= self._missed[seed]:
-                warnings.warn(_describe_unreached(slot.name, seed), stacklevel=stacklevel + 1)
+                warnings.warn(_describe_unreached(slot.name, seed), stacklevel=5)
         return unreached
 
     def report(self) -> tuple[Floats, Floats, HealthTable]:

@@ -244,9 +244,7 @@ class Grower:
             rollback = describe_rollback(intervention, train_loss, slots)
             table = network.table
             learning = table.live & (table.stage != Stage.GERMINATED)
-            self._unreached = self._processes.run_on_first_process(
-                lambda: backend.gradients.find_unreached(learning, stacklevel=4)
-            )
+            self._unreached = self._processes.run_on_first_process(lambda: backend.gradients.find_unreached(learning))
             store_contributions(self.model, evaluation.accuracy_contribution)
             self.engine.measure_promises(_EVERYONE, supplied=promises)
             self._share_spending()

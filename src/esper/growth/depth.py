@@ -54,7 +54,7 @@ class DepthTracker:
     """Keeps a host's configurations and cache layers consistent with the blocks that grow in it.
 
     If grown blocks have cache layers, all modules get a deeper configuration that also counts these. The user's own
-    object keeps the original number of blocks, and gets back what is set on the deeper one.
+    object stays, and gets back what is set on the deeper one.
     """
 
     def __init__(self, host: nn.Module) -> None:

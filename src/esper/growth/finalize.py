@@ -169,8 +169,8 @@ def _compute_both(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Outputs of both models for the example input, with the same random numbers; empty if they cannot be compared.
 
-    With ``training_blocks`` (slots whose seeds are blocks) the host's own code and these blocks are in training mode,
-    but not torch's layers, so that nothing drops out and no batch is too small.
+    With ``training_blocks`` (slots whose seeds are blocks) these and the host are in training mode, but not torch's
+    layers, so that nothing drops out and no batch is too small.
     """
     outputs: tuple[list[Tensor], list[Tensor]] = ([], [])
     if model.example.arguments is None:
@@ -256,10 +256,7 @@ def _list_methods(host: nn.Module, names: Iterable[str]) -> Iterator[tuple[nn.Mo
 
 
 def is_built_alike(model: nn.Module) -> bool:
-    """Whether ``type(model)(model.config)`` has the same tensors by name and shape, and the same attributes of blocks.
-
-    Only plain ones that differ between blocks are compared, such as an index. The model is built without values.
-    """
+    """Whether ``type(model)(model.config)`` has tensors of equal names and shapes, and equal indices of blocks."""
     try:
         with torch.device("meta"), torch.random.fork_rng(devices=[]):
             built = type(model)(copy.deepcopy(vars(model)[CONFIGURATION]))
@@ -289,7 +286,7 @@ INPUT = (
     "what grew here reads the input of the whole network, which has not been called: call the network that finalize() "
     "returned and not its parts, or let another blueprint grow"
 )
-"""Key of the network's input in the dictionary that keeps it, and so the message of the KeyError if it is missing."""
+"""Key of the network's input, and so the message of the KeyError if it is missing."""
 _CHILD_ACCESS = frozenset({"_modules", "children", "named_children", "modules", "named_modules"})
 
 
@@ -414,10 +411,7 @@ def add_fossil(host: nn.Module, path: str, seed: Seed, site: Site, slot: str, pl
 
 
 def _relay_input(host: nn.Module, path: str, attribute: str, place: int | str) -> None:
-    """Keep the host's input in a dictionary of the submodule ``path``, under the key `INPUT`, only during a pass.
-
-    So copies and files have no data, but `torch.utils.checkpoint` must not recompute the submodule.
-    """
+    """Keep the host's input in a dictionary of the submodule ``path``, under the key `INPUT`, only during a pass."""
     setattr(host.get_submodule(path), attribute, dict[str, object]())
     # Each graph gets the dictionary from the submodule, as compiled code would treat a reference to it as another one.
     fill, clear = fx.Graph(), fx.Graph()

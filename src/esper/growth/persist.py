@@ -315,7 +315,7 @@ def plant_structure(model: GrowingModel, structure: Mapping[str, Mapping[str, An
 
 
 def replace_seeds(model: GrowingModel, seeds: Mapping[str, Seed]) -> None:
-    """Replace all seeds of a model with ``seeds``, by slot. A seed that stays in its slot is not touched."""
+    """Replace all seeds of a model with ``seeds``, by slot, except those that stay in their slots."""
     slots = model.slots.values()
     for slot in slots:
         slot.require_not_disabled()
@@ -383,7 +383,7 @@ class GrowthInStateDict:
             self._parts[name].load_state_dict(self._pending.pop(name))
 
     def __call__(self, model: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_: Any) -> None:
-        """Add what has grown to ``state_dict``. The hook is the object itself: torch sets an attribute on hooks."""
+        """Add what has grown to ``state_dict``. Torch sets an attribute on hooks, so the object itself is one."""
         assert isinstance(model, GrowingModel)
         state = {
             "seeds": describe_structure(model),

@@ -460,10 +460,9 @@ def _choose_blueprints(name: str, site: Site, blueprints: Sequence[str] | None, 
 
 @contextmanager
 def side_pass(network: nn.Module) -> Generator[None]:
-    """Context manager in which passes through ``network`` have no side effects; feature hooks of slots are off.
+    """Context manager in which passes through ``network`` call no feature hooks, and change no buffers or generators.
 
-    Changes of buffers are undone, and random generators are restored. The buffers are other tensors within the context,
-    so a pass from before it can still be differentiated after it.
+    The buffers are other tensors within the context, so a pass from before it can still be differentiated after it.
     """
     with ExitStack() as stack:
         for slot in [module for module in network.modules() if isinstance(module, Slot)]:
