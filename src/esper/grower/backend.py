@@ -1,7 +1,4 @@
-"""One growing model as the growth engine sees it, with E = 1: its lifecycle, and how it is measured and restored.
-
-All that is known of the model is kept here. What the first of several processes measures holds in all of them.
-"""
+"""One growing model as the growth engine sees it, with E = 1: its lifecycle, and how it is measured and restored."""
 
 import math
 import warnings
@@ -98,10 +95,7 @@ class ModelSpec:
 
 
 class GrowingNetwork:
-    """A growing model with its lifecycle table: the networks of a `GrowthBackend`, with E = 1.
-
-    The initial values of modules follow from ``random_seed``.
-    """
+    """A growing model with its lifecycle table: the networks of a `GrowthBackend`, with E = 1."""
 
     def __init__(
         self,
@@ -115,7 +109,6 @@ class GrowingNetwork:
         self.model, self.rules = model, rules
         self.specs = spec
         self.blueprints = [kind.name for kind in spec.kinds]
-        """Names of all blueprints that some slot offers."""
         self.budget = budget
         self.host_parameters: Ints = np.array([model.host_parameters])
         if rent_on == "parameters":
@@ -141,10 +134,7 @@ class GrowingNetwork:
         self._layouts = [slot.site.layout for slot in model.slots.values()]
 
     def affordable(self, table: SeedTable | None = None) -> Bools:
-        """Which blueprints the budget allows in which slots, ``[1, S, K]``, beside the modules in ``table``.
-
-        Without an argument it is the table of this network.
-        """
+        """Which blueprints the budget allows, ``[1, S, K]``, beside the modules in ``table``; None: those here."""
         return affordable_blueprints(
             self.budget, self.specs.costs, self.table if table is None else table, self.rules.blends
         )
@@ -181,10 +171,7 @@ class GrowingNetwork:
     def change_slots(
         self, table: SeedTable, changes: Transitions, blueprint: int = NO_BLUEPRINT, blend: Blend = Blend.ADD
     ) -> None:
-        """Plant, prune and fossilize modules as ``changes`` require, which lead to ``table``.
-
-        ``blueprint`` and ``blend`` are those of the module that germinates, if any.
-        """
+        """Plant, prune and fossilize modules as ``changes`` require, which lead to ``table``."""
         # Germination comes first: making a module may fail, and then nothing has changed.
         slots = self.model.slots.values()
         for place in changes.slot[changes.after == Stage.GERMINATED].tolist():
@@ -216,7 +203,7 @@ class GrowingNetwork:
             self.model.copies.sync_slot(slot)
 
     def state_dict(self) -> dict[str, Any]:
-        """Table, measurements and germinations, as plain values."""
+        """Plain values."""
         return to_plain(self._state())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -249,10 +236,7 @@ class ModelTraining(TrainingReport):
 
 
 class ModelBackend:
-    """A model that a user's optimizer trains: an `esper.engine.GrowthBackend`.
-
-    It registers hooks on optimizer and parameters. ``add_flops`` counts the FLOPs that promises take.
-    """
+    """A model that a user's optimizer trains: an `esper.engine.GrowthBackend`."""
 
     size = 1
     skills = 2
@@ -324,7 +308,7 @@ class ModelBackend:
         )
         skills, finite, diverged = (math.nan, math.nan), False, False
         if not check_finite or self.is_finite():
-            evaluation = self._evaluate(due, train_loss, report.metrics)
+            evaluation = self.evaluate(due, train_loss, report.metrics)
             self.scores.check_train_accuracy(float(report.accuracy[0]))
             finite = True
             figures = {"train_loss": train_loss, **evaluation.metrics}
@@ -345,15 +329,9 @@ class ModelBackend:
         )
         return Deferred((), lambda: result)
 
-    def evaluate(self, due: Bools) -> ModelEvaluation:
-        """Measure the model as it is now, and the modules in the slots ``due``, bool ``[1, S]``."""
-        return self._evaluate(due, math.nan, None)
-
     def is_finite(self) -> bool:
-        """Whether all parameters, gradients and moments are finite.
-
-        With scaled losses a step with infinite gradients was skipped, which is no trouble.
-        """
+        """Whether all parameters, moments and unscaled gradients are finite."""
+        # With scaled losses a step with infinite gradients was skipped, which is no trouble.
         return self._processes.run_on_first_process(lambda: self.last_good.is_finite(gradients=not self._is_scaled))
 
     def measure_dependence(self, slots: Bools) -> ModelEvaluation:
@@ -366,8 +344,8 @@ class ModelBackend:
             metrics, _, _ = self._measure(np.zeros(self.networks.table.stage.shape, np.bool_))
             self.constraints.set_references(metrics)
 
-    def _evaluate(self, due: Bools, train_loss: float, known: Metrics | None) -> ModelEvaluation:
-        """Measure the model, whose metrics are ``known`` perhaps, and the modules in the slots ``due``."""
+    def evaluate(self, due: Bools, train_loss: float = math.nan, known: Metrics | None = None) -> ModelEvaluation:
+        """Measure the model, unless its metrics are ``known``, and the modules in the slots ``due``, ``[1, S]``."""
         forks = self.forks.get_comparable()
         metrics, ablated, constant_output = self._measure(due, known, forks)
         # Where a constraint is broken, every module that may be pruned for it is measured.
@@ -444,9 +422,7 @@ class ModelBackend:
         )
 
     def find_constraint_breaker(self, evaluation: ModelEvaluation) -> Bools:
-        """The module without which constraints are broken by least, bool ``[1, S]``; none if none is broken or none of
-        those that were measured helps.
-        """
+        """The module without which constraints are broken by least, bool ``[1, S]``; none if no removal helps."""
         prunable, excess = self._find_prunable(), self.constraints.compute_excess
         left = np.full(prunable.shape, excess(evaluation.metrics))
         before = left.max()
@@ -456,7 +432,6 @@ class ModelBackend:
         return (left == left.min()) & (left < before)
 
     def _find_prunable(self) -> Bools:
-        """Slots with blended modules that can still be pruned, bool ``[1, S]``."""
         return self.networks.table.live & self.networks.table.blended
 
     def measure_promises(self, due: Bools) -> Promises:

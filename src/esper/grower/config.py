@@ -151,7 +151,7 @@ class GrowerConfig(Settings):
         return {name: getattr(self, name) for name in type(self).model_fields if name not in _UNRECORDED}
 
     def signature(self) -> dict[str, Any]:
-        """The values that must be the same where a state is saved and where it is loaded."""
+        """The version, and the fields that must be the same where a state is loaded."""
         return {"version": STATE_VERSION, **{name: getattr(self, name) for name in _SIGNATURE}}
 
 
@@ -175,10 +175,7 @@ def check_step(
     metrics: Mapping[str, Any] | None,
     constraints: ConstraintSet,
 ) -> tuple[float, float, Metrics | None]:
-    """The checked arguments of `Grower.step`: training loss, training accuracy, and metrics of the model as it is.
-
-    The accuracy is NaN, and the metrics are None, where they are not given.
-    """
+    """Training loss, training accuracy (NaN: not given) and metrics (None: not given) for `Grower.step`."""
     loss = check_number(train_loss, "train_loss")
     fraction = math.nan if train_accuracy is None else check_number(train_accuracy, "train_accuracy")
     if train_accuracy is not None and not 0 <= fraction <= 1 + ROUNDING:
@@ -259,10 +256,8 @@ class Timing:
             )
 
     def fit_probation(self, probation: int, stop_after: float, at_a_time: int) -> tuple[int, float]:
-        """A rule's probation, and the share of growth after which it plants nothing: less than given in a short growth.
-
-        Every module can then be decided on before the end. In a very short growth `esper.Grower.finish` decides on the
-        last ones.
+        """A rule's probation, and the share of growth after which it plants nothing: less than given in a short growth,
+        so that every module can be decided on before the end.
         """
         probation = min(probation, max(self.horizon // PROBATIONS_PER_HORIZON, 1))
         needed = 1 + _BEFORE_BLENDING + min(self.rules.tempos) + probation + at_a_time
@@ -281,10 +276,9 @@ _RULES = (LookRule.name, Heuristic.name, Periodic.name, ALL_AT_START, ALL_AT_PLA
 def choose_controller(
     controller: str | Path | Controller, horizon: int | None, rules: Rules | None, parameters: Ints, compatible: Bools
 ) -> tuple[Controller, Timing]:
-    """The controller of that name, from that run, in that file as ``FILE.py:NAME``, or as it is; and its timing.
+    """The controller that the configuration names, and its timing, with the ``rules`` of a policy's training if None.
 
-    Without ``rules``, a policy has those that it was trained with, and any other controller the default ones. Rules
-    choose by the ``parameters`` of blueprints and by whether they are ``compatible``, ``[S, K]`` each.
+    Rules choose by the ``parameters`` of blueprints and by whether they are ``compatible``, ``[S, K]`` each.
     """
     timing = Timing(horizon, rules or Rules())
     if not isinstance(controller, str | Path):

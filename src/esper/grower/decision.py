@@ -274,7 +274,7 @@ class TriedModules:
         return (*sentences, f"Try: {'; '.join(options)}.")
 
     def state_dict(self) -> dict[str, Any]:
-        """All modules and the best candidate, as plain values."""
+        """Plain values."""
         return {
             "modules": [asdict(module) for module in self._model.tried],
             "best": None if self.best is None else asdict(self.best),

@@ -1,15 +1,13 @@
 """Growth in several processes: the first one decides, and all of them carry it out.
 
-With `torch.nn.parallel.DistributedDataParallel` every process holds the same model. A grower in each of them, made with
-the same arguments and stepped at the same time, keeps them equal. The first process measures and decides for all, and
-what it found reaches the others in one message per step. New modules have the same initial values everywhere: those of
-the first process.
+A grower in each process of `torch.nn.parallel.DistributedDataParallel`, made with the same arguments and stepped at the
+same time, keeps the models equal. What the first process found reaches the others in one message per step. New modules
+have its initial values.
 
 `DistributedDataParallel` averages the gradients of the parameters that it was constructed with. Those of later modules
-are averaged by a hook on each parameter: before anything clips them, and without constructing it anew, which trainers
-would not notice. So with several processes only a grower plants (`Slot.germinate` refuses). Averaging a gradient twice
-changes nothing. Where it is constructed on a model that has grown already, as in resumed training, give it
-``find_unused_parameters=True``: some parameters may be frozen or pruned.
+are averaged by a hook on each parameter, before anything clips them; averaging twice changes nothing. So with several
+processes only a grower plants (`Slot.germinate` refuses). Where it is constructed on a model that has grown already,
+give it ``find_unused_parameters=True``: some parameters may be frozen or pruned.
 """
 
 from collections import deque
@@ -94,17 +92,13 @@ class Processes:
 
     @torch.no_grad()
     def synchronize(self, modules: Iterable[nn.Module]) -> None:
-        """Give new ``modules`` the values of the first process, and average their gradients from now on.
-
-        Averaging runs after all hooks registered so far and before gradients are clipped. It replaces that of a former
-        grower.
-        """
+        """Give new ``modules`` the values of the first process, and average their gradients from now on."""
         for module in modules if self._group is not None else ():
             if module not in self._synchronized:
                 self._synchronized.add(module)
                 for tensor in (*module.parameters(), *module.buffers()):
                     distributed.broadcast(tensor, src=FIRST, group=self._group)
-                for handle in _averaging.pop(module, []):
+                for handle in _averaging.pop(module, []):  # of a former grower
                     handle.remove()
                 _averaging[module] = register_gradient_hooks(module, self.average_gradient)
 

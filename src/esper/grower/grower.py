@@ -364,17 +364,14 @@ class Grower:
     def isolated_backward(self, loss: Tensor, *minibatch: Any, **named: Any) -> None:
         """Also train the forks of `esper.Refit` on this minibatch; does nothing if there are none.
 
-        Call it after computing ``loss``, before ``backward()`` and before dividing or scaling the loss. For each module
-        on probation it computes the loss again on a fork of the model without it, by calling the configured ``loss``
-        with ``minibatch`` and ``named``. The forks' gradients are added in the backward pass of ``loss``, so dividing,
-        scaling or accumulating the loss affects them equally. The model, its buffers and the random state do not
-        change.
+        Call it before ``backward()`` and before dividing or scaling the loss. For each module on probation the
+        configured ``loss`` is called with ``minibatch`` and ``named`` on a fork of the model without it. The forks'
+        gradients are added in the backward pass of ``loss``, so dividing, scaling or accumulating affects them equally.
+        The model, its buffers and the random state do not change.
 
-        A fork has its own parameters, buffers and optimizer. Its optimizer steps when yours does, with the same
-        hyperparameters; other changes to gradients or parameters, such as clipping, do not apply to it.
-
-        After each decision, the first minibatch is checked against ``loss`` with two extra passes. The grower warns if
-        the configured loss differs, for instance because of other inputs or labels (not checked with dropout).
+        A fork's optimizer steps when yours does, with the same hyperparameters; other changes to gradients or
+        parameters, such as clipping, do not apply to it. The grower warns if the configured loss of the first minibatch
+        after a decision is not ``loss`` (not checked with dropout).
 
         Raises:
             ConfigError: the configured loss does not depend on a fork.
@@ -384,15 +381,13 @@ class Grower:
     def finish(self) -> Ending:
         """End growth: measure all unfinished modules, keep those worth keeping, and prune the others.
 
-        Call it after training, even if it ended early, and before `GrowingModel.finalize` or `esper.save`. The result
-        lists every module that was ever tried, with the measurements that decided it. You may continue training: the
-        next `step` decides about free slots as before.
+        Call it after training, and before `GrowingModel.finalize` or `esper.save`; training may go on after it. The
+        result lists every module that was ever tried.
 
-        A module is kept, at its current alpha, if it affects the output and reaches the controller's thresholds. If the
-        controller has none, its contribution must cover its rent. The least valuable module goes first; the others are
-        then measured again without it. No module is kept while a constraint is broken. If the model gives the same
-        output for all examples, as a dead network does, a module is only kept if it lowers the loss significantly by
-        the controller's threshold.
+        A module is kept, at its current alpha, if it affects the output and reaches the controller's thresholds, or
+        covers its rent where there are none. The least valuable module goes first; the others are then measured again.
+        No module is kept while a constraint is broken. If the model gives the same output for all examples, a module
+        must lower the loss by the controller's threshold.
 
         Modules are measured by what the model loses when they are switched off, even with `esper.Refit`, since nothing
         trains any more. If parameters are not finite, the last good state is restored first.
@@ -463,7 +458,7 @@ class Grower:
         return None
 
     def _list_conditions(self) -> tuple[Floats, int, Floats, Floats]:
-        """Progress, horizon, rent and amount of data, as controllers see them at this decision."""
+        """Progress, horizon, rent and amount of data, for `GrowthEngine.observe`."""
         progress = self._timing.compute_progress(1 + self.decisions)
         # The share of decisions or of the budget, whichever is more.
         if self.spending.limited:
@@ -500,14 +495,12 @@ class Grower:
     def _share_spending(self) -> None:
         """Give all processes the first one's share of the budget, since each has its own clock."""
         if self._processes.is_distributed:
-            self.spending.set_share(self._processes.run_on_first_process(self.spending.compute_share))
+            self.spending.shared_share = self._processes.run_on_first_process(self.spending.compute_share)
 
     def state_dict(self) -> dict[str, Any]:
-        """The grower's state as plain values.
+        """The grower's state as plain values, to be saved with those of model and optimizer.
 
-        It is about as large as model and optimizer, since it includes their last good state for rollbacks. Between
-        decisions it also holds recorded features. Save it together with the state dicts of model and optimizer. With
-        several processes, save that of the first one.
+        It is about as large as both, since it includes their last good state. Of several processes, save the first's.
 
         Raises:
             CheckpointError: the controller's state cannot be saved.
@@ -553,7 +546,6 @@ class Grower:
             self._share_spending()
 
     def _copy_memory(self) -> dict[str, Any]:
-        """What the grower remembers, without callbacks, as plain values."""
         return {"memory": to_plain(self._state()), "forks": self.backend.forks.state_dict()}
 
     def _load_memory(self, state: Mapping[str, Any]) -> None:
@@ -574,7 +566,6 @@ class Grower:
         return named
 
     def _signature(self) -> dict[str, Any]:
-        """What must be the same where a state is saved and where it is loaded."""
         return {
             "slots": list(self.model.slots),
             "blueprints": self.network.blueprints,

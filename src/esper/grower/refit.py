@@ -75,10 +75,7 @@ class _FunctionCall(nn.Module):
 class SeedlessFork:
     """A copy of a model without the module in one slot, which trains on beside it.
 
-    Switching a module off overstates its gain, because the host has adapted to it. As both train on, the host recovers,
-    and the difference between model and fork approaches what the module brings.
-
-    The fork copies parameters, buffers and the optimizer's state of all that counts in the forward pass. It shares the
+    It copies parameters, buffers and the optimizer's state of all that counts in the forward pass. It shares the
     rest: modules that do not count yet, alphas, and what lies outside of the model.
     """
 
@@ -162,20 +159,14 @@ class SeedlessFork:
         """The parameters with a gradient."""
         return [parameter for parameter in self._parameters.values() if parameter.grad is not None]
 
-    def zero_gradients(self) -> None:
-        """Drop all gradients."""
-        for parameter in self._parameters.values():
-            parameter.grad = None
-
     def sync_optimizer(self) -> None:
-        """Copy groups and hyperparameters of the model's optimizer."""
         self.optimizer.param_groups[:] = [
             {**group, "params": [self._parameters[key] for key in group["params"] if key in self._parameters]}
             for group in self._model_optimizer.param_groups
         ]
 
     def state_dict(self) -> dict[str, Any]:
-        """Parameters, buffers and moments of the fork, as plain values."""
+        """Plain values."""
         parameters, state = self._name_parameters(), self.optimizer.state
         return to_plain(
             {
@@ -208,11 +199,7 @@ class SeedlessFork:
 
 
 class ForkTrainer:
-    """Trains forks whenever the model trains.
-
-    ``loss`` computes the loss of a minibatch by calling the model; without it there are no forks. ``average`` averages
-    a parameter's gradient over all processes.
-    """
+    """Trains forks whenever the model trains; none without a ``loss``. ``average`` is over all processes."""
 
     def __init__(
         self,
@@ -293,7 +280,8 @@ class ForkTrainer:
             zeroed = not any(grad is not None and (grad.is_sparse or grad.any()) for grad in model_gradients)
             for fork, gradients in zip(forks.values(), fork_gradients, strict=True):
                 if zeroed:
-                    fork.zero_gradients()
+                    for parameter in fork.learned:
+                        parameter.grad = None
                 for parameter, gradient in gradients.items():
                     # Gradient and weight each contain the loss scale once; a fork's optimizer sees unscaled gradients.
                     added = (gradient * (weight / scale / scale)).to(parameter.dtype)

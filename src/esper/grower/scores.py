@@ -1,6 +1,6 @@
 """What growth is about: metrics that ``evaluate`` returned, the score of a model, and constraints on other data.
 
-The *score* is a single number and higher is better. Where the metric is better the higher it is, such as accuracy::
+The *score* is higher for a better model. Where the metric is, too, such as accuracy::
 
     score = metric - penalty
 
@@ -8,22 +8,20 @@ For a loss, and any other metric that is better the lower it is, it is the relat
 
     score = (reference - metric) / |reference| - penalty
 
-It is 0 at the reference and 1 for a metric of 0. The reference of the loss is that of guessing, ln(classes), where the
-number of classes is known. Otherwise, and for other metrics, it is the first value that was measured; also for a model
-that was trained before and starts above the loss of guessing.
+The reference of the loss is that of guessing, ln(classes), where the number of classes is known and the model does not
+start above it. Otherwise, and for other metrics, it is the first value that was measured.
 
 The *contribution* of a module is the score with it less the score without it. Of a metric that is better the lower it
 is, the reference is then the value without the module, as it is now::
 
     contribution = (without - with) / |without|
 
-So .02 is a fiftieth of the present loss, early and late in training, and at most 1. A share means nothing of a metric
-whose zero is arbitrary, such as the negative log-likelihood of a density: once a value of zero or below was measured,
-the greater of ``|without|`` and ``|reference|`` divides. The tolerances of gates, the margins of rules and rent are in
-units of contributions.
+So .02 is a fiftieth of the present loss, early and late in training. Once a value of zero or below was measured, whose
+shares mean nothing, the greater of ``|without|`` and ``|reference|`` divides. The tolerances of gates, the margins of
+rules and rent are in units of contributions.
 
 Where the metric is a mean over validation examples whose values are known (`esper.Validation`, or an ``evaluate`` that
-returns one value per example), a contribution has a standard error: that of the mean of the differences, example by
+returns one value per example), a contribution has the standard error of the mean of the differences, example by
 example, and for a loss that of a ratio.
 
 A *constraint* limits by how much the loss on another set of data may rise, relative to its value before growth. With
@@ -210,8 +208,8 @@ class Scores:
     """Computes the score of one model from its metrics, relative to the first that are measured.
 
     Without a ``metric`` it is accuracy where there is one, and otherwise the loss. Without ``classes`` there are as
-    many as ``outputs``, if there is an accuracy. A model that was ``trained`` before may start worse than guessing: the
-    reference of the loss is then at least the first loss. ``penalty`` computes what is taken off the score.
+    many as ``outputs``, if there is an accuracy. The reference of a model that was ``trained`` is at least its first
+    loss. ``penalty`` computes what is taken off the score.
     """
 
     def __init__(
@@ -350,7 +348,7 @@ class Scores:
 
     @property
     def has_chance_level(self) -> bool:
-        """Whether loss and score of guessing are known, so that a network can be compared with them."""
+        """Whether loss and score of guessing are known."""
         return self._has_reference and self._classes > 0
 
     def compute_skills(self, metrics: Metrics, train_loss: float) -> tuple[float, float]:
@@ -395,7 +393,7 @@ class Scores:
         return float(skill(np.array(metrics[ACCURACY]), self._classes))
 
     def state_dict(self) -> dict[str, Any]:
-        """Metric, references and chance level, as plain values."""
+        """Plain values."""
         return {name: value for name, value in vars(self).items() if name != "_penalty"}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

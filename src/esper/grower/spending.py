@@ -34,12 +34,7 @@ class Spending:
     mappings, lists, tuples or dataclasses, every forward pass with gradients enabled counts as if a backward pass
     followed: evaluate under `torch.no_grad`. Outputs carry a hook: detach what you save.
 
-    A grower has one, `Grower.spending`. If you grow by hand, make your own:
-
-    ```python
-    spending = Spending(model, training_flops=1e12)
-    scheduler = LambdaLR(optimizer, lambda _: warmup_stable_decay(spending.share))
-    ```
+    A grower has one, `Grower.spending`. If you grow by hand, make your own.
 
     Args:
         model: An attached model; counting starts now.
@@ -66,8 +61,8 @@ class Spending:
         """FLOPs in all, and of the backward pass that belongs to the latest forward pass."""
         self._started = time.monotonic()
         """When counting of seconds started, less those before loading."""
-        self._shared_share: float | None = None
-        """The share in the first of several processes."""
+        self.shared_share: float | None = None
+        """The `share` until the next decision, which several processes have in common; None: it is computed anew."""
         if training_flops is not None:
             self._require_countable()
         model.input_hook.pass_counters.append(self)
@@ -96,11 +91,7 @@ class Spending:
         """
         if not self.limited:
             raise ConfigError("there is no budget: give training_flops or seconds")
-        return self.compute_share() if self._shared_share is None else self._shared_share
-
-    def set_share(self, share: float) -> None:
-        """Fix `share` until the next call: it is that of the first process in all of them."""
-        self._shared_share = share
+        return self.compute_share() if self.shared_share is None else self.shared_share
 
     def compute_share(self) -> float:
         """The share of the budget that this process has spent, of FLOPs or seconds, whichever is more; 0 if none."""
