@@ -78,7 +78,6 @@ class PrintDecisions(GrowerCallback):
     """Prints one line per decision, and at the end one line per module tried."""
 
     def on_decision(self, grower: Grower, decision: Decision) -> None:
-        """Print the decision, its losses and metric, and what each module contributes."""
         # decision 7: germinate mlp in layer2; loss 0.4123 (training 0.3987), accuracy 0.873; layer1 +0.012
         train_loss = float(grower.engine.assessed.training.loss[0])
         loss = f"loss {decision.loss:.4g} (training {train_loss:.4g}){decision.measured}"
@@ -86,7 +85,6 @@ class PrintDecisions(GrowerCallback):
         print_line("; ".join(filter(None, [f"decision {decision.number}: {decision.what}", loss, contributions])))
 
     def on_finish(self, grower: Grower, ending: Ending) -> None:
-        """Print the modules tried and their outcomes."""
         print_line("\n".join(ending.lines))
 
 
@@ -158,7 +156,6 @@ class RunRecorder(GrowerCallback):
         self._open(grower)
 
     def on_step_start(self, grower: Grower) -> None:
-        """Refuse a decision that could not be recorded."""
         self._require_open()
 
     def on_decision(self, grower: Grower, decision: Decision) -> None:
@@ -241,13 +238,11 @@ class RunRecorder(GrowerCallback):
             self._end_run(store, decisions)
 
     def on_failure(self, grower: Grower, error: Exception) -> None:
-        """Record why training stops."""
         store = self._require_open()
         store.emit(RunFailed(iteration=grower.decisions, reason=str(error)))
         store.flush()
 
     def on_close(self, grower: Grower) -> None:
-        """End the run, and release its folder."""
         if self._store is None:
             return
         if not self._ended:
@@ -255,7 +250,6 @@ class RunRecorder(GrowerCallback):
         self.release()
 
     def state_dict(self) -> dict[str, Any]:
-        """The run's id."""
         return {_ID: self.id}
 
     def release(self) -> None:
@@ -353,7 +347,6 @@ class RunRecorder(GrowerCallback):
         self._ended = True
 
     def _describe_run(self, grower: Grower) -> dict[str, Any]:
-        """The run's metadata."""
         horizon = grower.config.horizon
         return {
             "command": COMMAND,
@@ -369,7 +362,7 @@ class RunRecorder(GrowerCallback):
 
 
 def _close_silently(resources: ExitStack) -> None:
-    """Close what a collected recorder held; whoever could not write has had the error."""
+    """Close what a collected recorder held; it has raised already if it could not write."""
     with suppress(RunError):
         resources.close()
 

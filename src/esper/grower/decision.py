@@ -192,14 +192,12 @@ class Ending:
 
 @dataclass(frozen=True)
 class BestCandidate:
-    """The candidate with the largest worth that a grower has seen."""
+    """The candidate with the largest worth (promise less price) that a grower has seen."""
 
     slot: str
     blueprint: str
     decision: int
-    """Decision at which it was seen first, from 1."""
     worth: float
-    """What was left of its promise after its price."""
     threshold: float
     """Worth above which a candidate may be planted."""
 
@@ -256,7 +254,7 @@ class TriedModules:
         self._model.tried = tuple(module if one is former else one for one in self._model.tried)
 
     def advise(self, controller: str) -> tuple[str, ...]:
-        """What to try next where nothing was kept, in sentences; empty if something was, or nothing ever grows."""
+        """What to try next, in sentences; empty if something was kept, or nothing ever grows."""
         if controller == Never.name or any(module.kept for module in self._model.tried):
             return ()
         sentences: list[str] = []

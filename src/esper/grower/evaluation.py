@@ -67,12 +67,11 @@ class Evaluator:
         self.evaluate, self.criterion = evaluate, criterion
 
     def __call__(self, model: GrowingModel) -> Any:
-        """The result of the function."""
         return self.evaluate(model)
 
 
 def read_criterion(evaluate: Evaluate) -> Criterion:
-    """The criterion of an evaluator; of a plain function accuracy where there is one, or else the loss."""
+    """The criterion of nested evaluators, or of a plain function."""
     fields: dict[str, Any] = {}
     kinds: set[type] = set()
     while isinstance(evaluate, Evaluator):
@@ -96,8 +95,6 @@ class Metric(Evaluator):
         name: Name of the metric.
         higher_is_better: Required for metrics other than ``loss`` and ``accuracy``.
 
-    Raises:
-        ConfigError: an argument has the wrong type.
     """
 
     @check_arguments(ConfigError, evaluate=EVALUATE_ADVICE)
@@ -125,8 +122,6 @@ class Constrained(Evaluator):
         objective: Name of the set to improve.
         limits: Maximum relative increase of the loss per other set, relative to the loss when the grower is made.
 
-    Raises:
-        ConfigError: an argument has the wrong type.
     """
 
     @check_arguments(ConfigError, evaluate=EVALUATE_ADVICE)
@@ -146,11 +141,6 @@ class Refit(Evaluator):
     more pass per minibatch for each module that is not kept yet. It requires ``loss`` in the configuration and a call
     of `Grower.isolated_backward` in the loop. A module has a contribution from its fork's second decision on.
 
-    Args:
-        evaluate: Measures the model and its forks.
-
-    Raises:
-        ConfigError: ``evaluate`` is not a function.
     """
 
     @check_arguments(ConfigError, evaluate=EVALUATE_ADVICE)

@@ -23,10 +23,7 @@ A single step may miss it rightly, as where experts are called by turns."""
 
 
 def register_gradient_hooks(module: nn.Module, callback: Callable[[Tensor], None]) -> list[RemovableHandle]:
-    """Call ``callback`` with every parameter in ``module`` whenever a backward pass has added to its gradient.
-
-    Returns the handles that remove the hooks.
-    """
+    """Call ``callback`` with every parameter in ``module`` whenever a backward pass has added to its gradient."""
     handles: list[RemovableHandle] = []
     for parameter in module.parameters():
         if not (parameter.is_floating_point() or parameter.is_complex()):
@@ -150,7 +147,7 @@ class GradientRecorder:
         self._norms.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """The norms since `clear`, as plain values."""
+        """Plain values."""
         return to_plain({"norms": self._norms})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

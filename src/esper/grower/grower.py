@@ -88,12 +88,12 @@ class Grower:
             accelerate's.
         evaluate: Measures the model on validation data. It must be deterministic, and return a loss,
             ``(loss, accuracy)``, or a mapping of names to numbers with the key ``loss``. `esper.Validation` covers the
-            usual tasks. Wrap it in `esper.Metric`, `esper.Constrained` or `esper.Refit` for another metric, for
-            constraints, or for another counterfactual. Each decision calls it for the model, for every module due
-            (modules that are kept for good only at every fourth decision), and again after a rollback. The call for the
-            model is skipped if you pass its result to `step`. With several processes only the first calls it.
+            usual tasks; `esper.Metric`, `esper.Constrained` and `esper.Refit` wrap it. Each decision calls it for the
+            model, for every module due (modules that are kept for good only at every fourth decision), and again after
+            a rollback. The call for the model is skipped if you pass its result to `step`. With several processes only
+            the first calls it.
         config: How the grower decides.
-        callbacks: Called with every decision, such as `esper.grower.RunRecorder` and `esper.grower.PrintDecisions`.
+        callbacks: Called with every decision.
         run: New folder for a record of the run; adds ``RunRecorder(run)`` to the callbacks.
         verbose: Print a line per decision; adds ``PrintDecisions()`` to the callbacks.
         fields: Fields of `GrowerConfig`, such as ``controller``, ``horizon`` or ``rent``; they override ``config``.
@@ -395,8 +395,7 @@ class Grower:
         Raises:
             ConfigError: a module was added or removed outside the grower.
             SlotError: a submodule with a slot was replaced, or the model was released.
-            DivergedError: training diverged more than `max_rollbacks` times without recovering in between.
-            RunError: the run's folder was closed, or belongs to another grower.
+            DivergedError, RunError: as in `step`.
         """
         backend, governor, network = self.backend, self.engine.governor, self.network
         unfinished = bool(network.table.live.any())

@@ -38,7 +38,7 @@ _CALLER = 9
 class PromiseRecorder:
     """Records features and functional gradients at the slots, and measures what the ``kinds`` promise by the newest.
 
-    It calls ``add_flops`` with what that takes. Of several processes only one is ``active``, and records.
+    Of several processes only one is ``active``, and records.
     """
 
     def __init__(
@@ -58,11 +58,10 @@ class PromiseRecorder:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing is recorded."""
+        """Whether there are no batches."""
         return not any(self._batches.values())
 
     def set_recording(self, recording: bool) -> None:
-        """Record from now on, or stop."""
         for slot in self._model.slots.values():
             slot.feature_hook = self._record_features if recording and self._active else None
 
@@ -155,7 +154,7 @@ class PromiseRecorder:
         return Promises(fitted, held_out, np.zeros(1, np.bool_))
 
     def state_dict(self) -> dict[str, Any]:
-        """The recorded batches, as plain values."""
+        """Plain values."""
         return {name: to_plain([tuple(batch) for batch in batches]) for name, batches in self._batches.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

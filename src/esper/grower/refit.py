@@ -81,8 +81,7 @@ class SeedlessFork:
 
     def __init__(self, model: GrowingModel, optimizer: torch.optim.Optimizer, slot: Slot) -> None:
         assert slot.seed is not None
-        self.seed = slot.seed
-        """The module that is left out."""
+        self.seed = slot.seed  # left out here
         self.comparable = False
         """Whether the fork is old enough to be compared with."""
         self._call = _FunctionCall(model)
@@ -156,7 +155,7 @@ class SeedlessFork:
 
     @property
     def learned(self) -> list[nn.Parameter]:
-        """The parameters with a gradient."""
+        """Parameters with a gradient."""
         return [parameter for parameter in self._parameters.values() if parameter.grad is not None]
 
     def sync_optimizer(self) -> None:
@@ -178,7 +177,7 @@ class SeedlessFork:
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state_dict` was called; the model has the structure that it had then."""
+        """Continue where `state_dict` was called, with a model of the same structure."""
         parameters = self._name_parameters()
         values = {**parameters, **self._buffers}
         for name, saved in from_plain(values, state["values"], "the state of a fork").items():
@@ -193,7 +192,6 @@ class SeedlessFork:
             self.optimizer.state[parameter] = place_moments(kept, parameter, present.get(parameter, {}))
 
     def _name_parameters(self) -> dict[str, nn.Parameter]:
-        """The fork's parameters by the names of the model's."""
         named = cast("Iterable[tuple[str, nn.Parameter]]", self._call.named_parameters())
         return {name: self._parameters[parameter] for name, parameter in named if parameter in self._parameters}
 
@@ -241,9 +239,9 @@ class ForkTrainer:
         return {name: fork if fork.comparable else None for name, fork in forks.items()}
 
     def update(self, table: SeedTable, measurements: SeedMeasurements) -> SeedMeasurements:
-        """After a decision, fork the model for modules that are held now, and drop the forks of those that are not.
+        """After a decision, fork the model for modules that are held now, and drop all other forks.
 
-        Returns the measurements without those of modules that have a new fork, since they were made without one.
+        Returns the measurements without those of modules that have a new fork.
         """
         self._minibatches = 0
         if self._loss is None:
@@ -312,7 +310,6 @@ class ForkTrainer:
 
     @torch.no_grad()
     def _step_forks(self, *_: Any) -> None:
-        """Average the gradients of forks over processes, and step their optimizers."""
         forks = self.forks
         trained, self._slots_with_gradient = self._slots_with_gradient, set()
         if forks and trained.isdisjoint(forks):
@@ -329,7 +326,7 @@ class ForkTrainer:
                 fork.optimizer.step()
 
     def state_dict(self) -> dict[str, Any]:
-        """All forks, as plain values: each as large as the model and its optimizer's state."""
+        """All forks: each as large as the model and its optimizer's state."""
         forks = {name: fork.state_dict() for name, fork in self.forks.items()}
         return {"forks": forks, "minibatches": self._minibatches}
 

@@ -30,11 +30,7 @@ _EXPECTED = {
 
 
 class ExampleMean(float):
-    """The mean of one value per example, a float that keeps these values, so that differences of means have an error.
-
-    Args:
-        examples: The values, ``[N]``, N at least 1.
-    """
+    """The mean of one value per example, a float that keeps these values, so that differences have an error."""
 
     examples: Floats
     """The values, ``[N]``."""
@@ -50,10 +46,7 @@ class ExampleMean(float):
 
     @classmethod
     def read(cls, value: object) -> Self | None:
-        """The mean of a tensor or array ``[N]`` of real numbers or truth values; None for anything else.
-
-        A tensor with a single value is a number and not a mean: nothing is known of its error.
-        """
+        """The mean of a tensor or array ``[N]``, N > 1, of real numbers or truth values; None for anything else."""
         if isinstance(value, Tensor) and not value.is_complex() and value.layout is torch.strided:
             value = value.detach().to("cpu", torch.float64).numpy()
         if not isinstance(value, np.ndarray) or value.ndim != 1 or value.size < 2:
