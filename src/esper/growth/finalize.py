@@ -146,8 +146,8 @@ def _require_equal(model: GrowingModel, plain: nn.Module, kept: list[str], ways:
             raise
         raise ExportError(
             f"the host cannot be called with the units that grew behind {ways[Folded.WIDENED][0]!r} ({error}): its "
-            "code, or what grew between their layers, depends on their original number; save the growing model with "
-            "esper.save"
+            "code, or what grew between their layers, depends on the original number of units; save the growing model "
+            "with esper.save"
         ) from error
     altered = [*ways.get(Folded.MERGED, []), *ways.get(Folded.WIDENED, [])]
     if not expected and Folded.INSERTED in ways:
