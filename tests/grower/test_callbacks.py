@@ -81,12 +81,9 @@ def test_a_callback_sees_start_steps_decisions_end_and_close() -> None:
     loop.grower.close()
     assert diary.calls[-3:] == ["step 3", "finish", "close"], "what is unfinished is refused or judged as in a step"
     assert diary.growers == {loop.grower}
-
-
-def test_where_nothing_is_unfinished_the_end_is_no_step() -> None:
-    diary = Diary()
-    Loop("none", callbacks=[diary]).grower.finish()
-    assert diary.calls == ["start", "finish"]
+    idle = Diary()
+    Loop("none", callbacks=[idle]).grower.finish()
+    assert idle.calls == ["start", "finish"], "where nothing is unfinished the end is not a step"
 
 
 def test_a_callback_sees_why_training_stops() -> None:
@@ -100,33 +97,22 @@ def test_a_callback_sees_why_training_stops() -> None:
     assert diary.calls[-3:] == ["decision 3", "step 3", "failure"]
 
 
-def test_its_state_comes_back_to_it() -> None:
-    diary = Diary()
-    loop = Loop("all_at_start", callbacks=[diary])
-    for _ in range(4):
-        loop.epoch()
-    state = loop.saved()
-    assert state["grower"]["callbacks"] == {"Diary": {"calls": 9}}
-    again, newcomer = Diary(), Newcomer()
-    resumed = Loop.resume(state, "all_at_start", callbacks=[newcomer, again])
-    assert again.restored == {"calls": 9}
-    assert newcomer.restored is None, "it was not there when the grower was saved"
-    assert again.calls == ["start", "resume 4"]
-    assert resumed.epoch().number == 5
-
-
 class Newcomer(Diary):
     """Another kind."""
 
 
-def test_each_of_several_of_one_kind_gets_its_own_state_back() -> None:
+def test_its_state_comes_back_to_each_of_several_of_one_kind() -> None:
     first, second = Diary(), Diary()
     loop = Loop("all_at_start", callbacks=[first, second])
-    loop.epoch()
+    for _ in range(4):
+        loop.epoch()
     second.calls.append("one more")
-    again = [Diary(), Diary()]
-    Loop.resume(loop.saved(), "all_at_start", callbacks=again)
-    assert [diary.restored for diary in again] == [{"calls": 3}, {"calls": 4}]
+    again, newcomer = [Diary(), Diary()], Newcomer()
+    resumed = Loop.resume(loop.saved(), "all_at_start", callbacks=[newcomer, *again])
+    assert [diary.restored for diary in again] == [{"calls": 9}, {"calls": 10}]
+    assert newcomer.restored is None, "it was not there when the grower was saved"
+    assert again[0].calls == ["start", "resume 4"]
+    assert resumed.epoch().number == 5
 
 
 def test_callbacks_are_called_in_their_order_after_those_of_run_and_verbose(tmp_path: Path) -> None:

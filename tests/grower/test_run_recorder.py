@@ -152,17 +152,14 @@ def test_a_resumed_run_tells_what_one_that_was_never_cut_tells(
         train(cut, 1)
 
 
-def test_a_grower_that_kept_no_run_goes_on_in_a_new_folder(tmp_path: Path):
+def test_a_grower_that_kept_no_run_goes_on_in_a_new_folder_or_one_in_which_nothing_was_decided(tmp_path: Path):
     loop = Loop("heuristic")
     train(loop, 3)
     train(Loop.resume(loop.saved(), "heuristic", run=tmp_path / "run"), 2)
     assert [event.iteration for event in events(tmp_path / "run", StepTaken)] == [4, 5]
-
-
-def test_a_run_in_which_nothing_was_decided_begins_again(tmp_path: Path):
-    loops = [Loop("heuristic", run=tmp_path / "run") for _ in range(3)]
+    loops = [Loop("heuristic", run=tmp_path / "empty") for _ in range(3)]
     train(loops[-1], 1)
-    assert len(events(tmp_path / "run", StepTaken, RunStarted)) == 2
+    assert len(events(tmp_path / "empty", StepTaken, RunStarted)) == 2
 
 
 def by_esper_train(path: Path) -> None:
