@@ -213,32 +213,31 @@ def require_same(state: Mapping[str, Any], signature: Mapping[str, Any], parts: 
 
 
 HORIZON = 100
-"""Decisions that controllers reckon with where the number is not planned."""
+"""Decisions that controllers assume where the number is not planned."""
 MAX_UNPLANNED_PROGRESS = 0.5
-"""Most progress that controllers see where the number of decisions is not planned: until then every rule plants."""
+"""Most progress that controllers see then: until there every rule plants."""
 PROBATIONS_PER_HORIZON = 4
 """A probation takes at most one part in so many of the horizon."""
 MIN_LOOKS = 3
-"""Looks while modules may be planted, if growth is long enough for as many."""
+"""Looks while modules may be planted, if growth is long enough."""
 PLANTING_PART = 3
-"""However short growth is, modules may germinate in the first of so many parts of it."""
+"""Modules may germinate at least in the first of so many parts of growth."""
 _BEFORE_BLENDING = 1
 """Decisions from germination until a module begins to count."""
 _BEFORE_END = 1
-"""Decisions for which a module should have counted at the end, so that it has learned with the host."""
+"""Decisions for which a module should have counted at the end."""
 
 
 @dataclass(frozen=True)
 class Timing:
-    """The planned decisions, and the settings of rules that fit into them."""
+    """The planned decisions, None if not planned, and the settings of rules that fit into them."""
 
     planned: int | None
-    """Number of decisions; None: not planned."""
     rules: Rules
 
     @property
     def horizon(self) -> int:
-        """Decisions that controllers reckon with."""
+        """Decisions that controllers assume."""
         return HORIZON if self.planned is None else self.planned
 
     def compute_progress(self, decision: int) -> float:
@@ -344,7 +343,7 @@ def _make_look(timing: Timing, slots: int, default: LookSettings) -> LookRule:
 
 
 def require_time_to_plant(controller: Controller, plateau: int | None) -> None:
-    """Refuse a ``plateau``, the decisions without progress that end growth, before the controller reacts to one."""
+    """Refuse a ``plateau`` that ends growth before the controller reacts to one."""
     if isinstance(controller, Schedule) and plateau is not None and plateau <= controller.patience:
         raise ConfigError(
             f"growth.plateau {plateau} ends growth before controller {controller.name!r} plants, which is after "
@@ -353,7 +352,7 @@ def require_time_to_plant(controller: Controller, plateau: int | None) -> None:
 
 
 def choose_promise_settings(controller: Controller, requested: PromiseSettings | None) -> PromiseSettings | None:
-    """How promises are measured for the controller: as ``requested``, or by its own settings; None: they are not."""
+    """How promises are measured for the controller: as ``requested``, or as it asks; None: they are not."""
     settings = get_promise_settings(controller)
     if requested is None:
         return settings

@@ -58,20 +58,17 @@ class Decision:
     changes: tuple[Change, ...]
     """Changes of stage by the decision, by elapsed time, or by a rollback."""
     contributions: dict[str, float]
-    """By slot, as last measured: the score with the module minus the score with the module switched off. It measures
-    how much the model depends on the module. If the metric is a loss, it is the relative reduction of the loss
-    (`esper.grower.scores` has the formula). Modules that are kept for good are measured at every fourth decision. With
-    `esper.Refit`, a module on probation is compared with a fork that has trained without it; its slot is missing until
-    the fork is old enough."""
+    """By slot, as last measured: the score with the module minus the score with the module switched off, or the
+    relative reduction of a loss (`esper.grower.scores` has the formulas). With `esper.Refit`, a module on probation is
+    compared with a fork that has trained without it; its slot is missing until the fork is old enough."""
     loss: float
     """Validation loss before the decision, and after any rollback."""
     metric: str
     """Name of the metric; empty until it is known."""
     value: float
-    """Value of the metric, measured together with the loss."""
+    """Value of the metric."""
     score: float
-    """Score of the same measurement; higher is better. It is the metric or its relative improvement
-    (`esper.grower.scores` has the formula)."""
+    """Score of the same measurement; higher is better."""
     rollback: Rollback | None
     """The rollback before the decision; None if there was none."""
     finished: bool
@@ -97,7 +94,7 @@ class Decision:
 
     @property
     def measured(self) -> str:
-        """The metric as text to append to the loss; empty if the metric is the loss."""
+        """The metric as text to append to the loss, if it is another one."""
         return f", {self.metric} {self.value:.4g}" if self.metric not in ("", LOSS) else ""
 
     @property
@@ -140,10 +137,7 @@ def list_changes(
     changes: Transitions,
     ratings: Mapping[str, SeedRating[float | None]],
 ) -> tuple[Change, ...]:
-    """The transitions of one model with the names of slots and blueprints.
-
-    ``ratings`` has the figures by which the module in each slot is kept or pruned.
-    """
+    """The transitions of one model with names, and with the ``ratings`` by which modules, by slot, end."""
 
     def find_rating(index: int) -> SeedRating[float | None] | None:
         ends = changes.after[index] in (Stage.FOSSILIZED, Stage.PRUNED) and changes.cause[index] != Cause.ROLLBACK

@@ -1,8 +1,7 @@
 """Forks of a model for `esper.Refit`, each of which trains without one module on the same minibatches as the model.
 
-The loop passes each minibatch and its loss to `esper.Grower.isolated_backward`. The gradients of forks are computed at
-once, and added in the backward pass of that loss, times the factor by which it scales the loss. The model's own
-gradients, buffers and random numbers are the same as without forks.
+`esper.Grower.isolated_backward` computes the gradients of forks at once, and adds them in the backward pass of the
+model's loss, times the factor by which that scales the loss.
 """
 
 import copy

@@ -105,7 +105,7 @@ class Spending:
             self._counted_in.add(flops)
 
     def count_forward(self, inputs: Tensor) -> None:
-        """Called at the beginning of each forward pass with the model's inputs."""
+        """Called before each forward pass with the model's inputs."""
         # Forward: in proportion to the size of the input.
         model = self._model
         examples, host = inputs.numel() / model.example_size, model.host_flops or 0
@@ -132,7 +132,7 @@ class Spending:
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """FLOPs and seconds spent so far."""
+        """Plain values."""
         return to_plain({"flops": self._flops, "seconds": self.seconds})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -159,9 +159,9 @@ def warmup_stable_decay(
     2405.18392).
 
     Args:
-        share: Share of the budget spent, from 0 to 1. Beyond 1 the factor is constant.
-        warmup: Share of the budget during which the factor rises linearly from 0 to 1.
-        decay: Share of the budget at the end during which it falls to 0.
+        share: Share of the budget spent. Beyond 1 the factor is constant.
+        warmup: Share of the budget during which the factor rises linearly.
+        decay: Share of the budget at its end during which the factor falls.
 
     Raises:
         ConfigError: an argument is negative or not a number, or the phases overlap.
@@ -178,14 +178,11 @@ def warmup_stable_decay(
 
 @dataclass(frozen=True)
 class Branch:
-    """An independent copy of a model and its optimizer, returned by `branch`."""
+    """An independent copy of a model and its optimizer with its state, and what the copy costs."""
 
     model: GrowingModel
-    """The copied model, with its own parameters, buffers and modules."""
     optimizer: torch.optim.Optimizer
-    """The copied optimizer, with the original's state, such as moments."""
     spending: Spending
-    """Cost of the copy: `flops`, `seconds`, and the `share` of its budget."""
 
 
 @check_arguments(

@@ -130,10 +130,7 @@ class Validation:
     def resolve_classes(self, classes: int | None, output_shape: Sequence[int] = ()) -> int | None:
         """The number of classes, if known: that of the task, or else the configured ``classes``.
 
-        It may be lower than that of the outputs, whose shape for a batch is given if known: a vocabulary may be padded.
-
-        Raises:
-            ConfigError: the task has a different number of classes, or the model's outputs have fewer.
+        It may be lower than that of the outputs: a vocabulary may be padded. More classes than outputs are refused.
         """
         if self.task == MULTI_LABEL:
             if classes not in (None, 2):
