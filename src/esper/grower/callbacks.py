@@ -1,4 +1,4 @@
-"""Callbacks of a grower, which print its decisions, or record them in a run that `esper dash` and `report` read."""
+"""Callbacks of a grower, which print its decisions or record them in a run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import secrets
 import time
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary, finalize
@@ -17,7 +16,6 @@ import numpy as np
 
 from esper.config.arguments import FilePath, check_arguments
 from esper.config.settings import Settings
-from esper.engine.engine import GrowthEngine
 from esper.engine.recorder import DecisionRecorder
 from esper.errors import ConfigError, RunError
 from esper.files import print_line, write_atomically
@@ -94,13 +92,8 @@ _ADDED = "added_parameters"
 """Scalar: parameters of all modules in the model."""
 _ID = "id"
 """Metadata that identify the run of a saved grower."""
-_SAME = ("slots", "blueprints")
-"""Metadata that must be the same in a run and in the grower that continues it."""
-_EPISODE, _ENVIRONMENT = 1, 0
-"""A run of a grower has one of each."""
-
 _writers: WeakValueDictionary[Path, RunRecorder] = WeakValueDictionary()
-"""Recorders of this process, by the folders that they write."""
+"""Recorders of this process by folder."""
 
 
 class RunRecorder(GrowerCallback):
@@ -120,7 +113,7 @@ class RunRecorder(GrowerCallback):
     def __init__(self, path: FilePath) -> None:
         self.path = Path(path).resolve()
         self.id: str | None = None
-        """ID of the run; None before a grower was made with this recorder."""
+        """ID of the run; None before `on_start`."""
         self._directory = RunDirectory(self.path)
         self._resources = ExitStack()
         finalize(self, _close_silently, self._resources)
@@ -129,7 +122,7 @@ class RunRecorder(GrowerCallback):
 
     def on_start(self, grower: Grower) -> None:
         """Start the run, unless the folder has decisions already: then a saved state must be loaded first."""
-        # The run's ``config.yaml``, in JSON, which is YAML: the host and the grower's configuration.
+        # The run's ``config.yaml``, in JSON, which is YAML.
         plain = {
             name: value.model_dump(mode="json") if isinstance(value, Settings) else value
             for name, value in {**grower.config.to_dict(), **grower.criterion.to_dict()}.items()
@@ -159,7 +152,7 @@ class RunRecorder(GrowerCallback):
         self._require_open()
 
     def on_decision(self, grower: Grower, decision: Decision) -> None:
-        """Record a decision, durably. The run ends with the last planned decision, and restarts if there is another."""
+        """Record a decision. The run ends with the last planned one, and restarts if there is another."""
         store, number, model, engine = self._require_open(), decision.number, grower.model, grower.engine
         if self._ended:
             self._start_run(grower, store, number - 1)
@@ -218,15 +211,12 @@ class RunRecorder(GrowerCallback):
             self._end_run(store, number)
 
     def on_finish(self, grower: Grower, ending: Ending) -> None:
-        """Record what became of unfinished modules, and end the run; it restarts if there is another decision.
-
-        A process that was killed after that and resumes from an earlier state does not record it twice.
-        """
+        """Record what became of unfinished modules, and end the run; it restarts if there is another decision."""
         if self._store is None and not ending.changes:
             return
         store, decisions = self._require_open(), grower.decisions
-        finish = Cause.FINISH.name.lower()
-        transitions = store.events(LifecycleTransition)
+        # A process that was killed after that and resumes from an earlier state does not record it twice.
+        finish, transitions = Cause.FINISH.name.lower(), store.events(LifecycleTransition)
         if ending.changes and not any(each.cause == finish and each.iteration == decisions for each in transitions):
             contributions = np.array([[ending.contributions.get(slot, math.nan) for slot in grower.model.slots]])
             ratings, everyone = [change.rating for change in ending.changes], np.ones(1, np.bool_)
@@ -253,7 +243,7 @@ class RunRecorder(GrowerCallback):
         return {_ID: self.id}
 
     def release(self) -> None:
-        """Release the folder, for good: another recorder may write to it."""
+        """Release the folder for good."""
         self._store = None
         self._released = True
         self._resources.close()
@@ -289,7 +279,7 @@ class RunRecorder(GrowerCallback):
         if _ID not in metadata:
             raise RunError(f"{self.path} holds a run that was not written by `{GROWER}`: give a new folder")
         expected = self._describe_run(grower)
-        for key in _SAME:
+        for key in ("slots", "blueprints"):
             if metadata.get(key) != expected[key]:
                 raise RunError(
                     f"{self.path} has another run, with {key} {metadata.get(key)!r} instead of {expected[key]!r}: "
@@ -298,7 +288,7 @@ class RunRecorder(GrowerCallback):
         return str(metadata[_ID]), decisions
 
     def _open(self, grower: Grower) -> None:
-        """Take the folder from an earlier grower of this process, lock it, and start or continue the run."""
+        """Take the folder, and start or continue the run."""
         if self._store is None:
             # An earlier grower of this process, as in a notebook, gives the folder up.
             holder = _writers.get(self.path)
@@ -321,7 +311,8 @@ class RunRecorder(GrowerCallback):
         write_atomically(self._directory.config, json.dumps(self._config, indent=2))
 
     def _start_run(self, grower: Grower, store: RunStore, decisions: int) -> None:
-        """Start the run, or continue it after that many decisions; records of later ones are deleted."""
+        """Start the run, or continue it after that many decisions, without records of later ones."""
+        engine = grower.engine
         store.rewind(decisions)
         store.set_metadata(self._describe_run(grower))
         platform = describe_platform({str(parameter.device) for parameter in grower.model.parameters()})
@@ -330,7 +321,13 @@ class RunRecorder(GrowerCallback):
         else:
             store.emit(RunResumed(iteration=decisions, platform=platform))
         store.flush()
-        self._recorder = DecisionRecorder(grower.engine, grower.network.blueprints, partial(_place, grower.engine))
+
+        def locate(_row: int = 0) -> NetworkStep:
+            # One episode of one environment; the engine's first application is before the first decision.
+            number = int(engine.decisions[0]) - 1
+            return NetworkStep(iteration=number, episode=1, environment=0, step=number - 1)
+
+        self._recorder = DecisionRecorder(engine, grower.network.blueprints, locate)
         # It continues with the gates of the last decision, which were ahead of the stages after the one before it: the
         # newest of each gate that is still ahead.
         last_step = [step.stages for step in store.events(StepTaken) if step.iteration == decisions - 1]
@@ -365,9 +362,3 @@ def _close_silently(resources: ExitStack) -> None:
     """Close what a collected recorder held; it has raised already if it could not write."""
     with suppress(RunError):
         resources.close()
-
-
-def _place(engine: GrowthEngine, _row: int = 0) -> NetworkStep:
-    """The first fields of an event of the newest decision; the first application of the engine is before it."""
-    number = int(engine.decisions[0]) - 1
-    return NetworkStep(iteration=number, episode=_EPISODE, environment=_ENVIRONMENT, step=number - 1)

@@ -1,5 +1,4 @@
-"""Configuration of a grower: its settings, the controller that they name, and checks of what `Grower.step` and
-`load_state_dict` are given."""
+"""Configuration of a grower, the controller that it names, and checks of what `Grower`'s methods are given."""
 
 from __future__ import annotations
 
@@ -65,7 +64,7 @@ def _read_controller(value: Any) -> Any:
 STATE_VERSION = 12
 """Version of the state that `esper.Grower.state_dict` returns."""
 _SIGNATURE = ("classes", "seed")
-"""Fields that must be the same where a state is saved and where it is loaded; others may change between decisions."""
+"""Fields that must be the same where a state is loaded; others may change between decisions."""
 _UNRECORDED = ("loss", "scaler")
 
 
@@ -217,7 +216,7 @@ HORIZON = 100
 MAX_UNPLANNED_PROGRESS = 0.5
 """Most progress that controllers see then: until there every rule plants."""
 PROBATIONS_PER_HORIZON = 4
-"""A probation takes at most one part in so many of the horizon."""
+"""A probation is at most this part of the horizon."""
 MIN_LOOKS = 3
 """Looks while modules may be planted, if growth is long enough."""
 PLANTING_PART = 3
@@ -230,7 +229,7 @@ _BEFORE_END = 1
 
 @dataclass(frozen=True)
 class Timing:
-    """The planned decisions, None if not planned, and the settings of rules that fit into them."""
+    """The number of planned decisions, if any, and the settings of rules that fit into them."""
 
     planned: int | None
     rules: Rules
@@ -267,7 +266,7 @@ class Timing:
 ALL_AT_START = "all_at_start"
 ALL_AT_PLATEAU = "all_at_plateau"
 PLATEAU_PATIENCE, PLATEAU_LATEST = 2, 0.5
-"""`ALL_AT_PLATEAU` plants after so many decisions without progress, or past that share of growth."""
+"""Decisions without progress, or share of growth, after which `ALL_AT_PLATEAU` plants."""
 
 _RULES = (LookRule.name, Heuristic.name, Periodic.name, ALL_AT_START, ALL_AT_PLATEAU, Uniform.name, Never.name)
 

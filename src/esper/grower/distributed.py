@@ -38,19 +38,11 @@ class Processes:
         several = distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
         # A new group, so that messages do not mix with those of DistributedDataParallel.
         self._group = cast("distributed.ProcessGroup", distributed.new_group()) if several else None
+        self.is_distributed = several
+        self.is_first = not several or distributed.get_rank() == FIRST
         self._synchronized: WeakSet[nn.Module] = WeakSet()
         self._results: deque[Any] | None = None
         """What the first process found so far within `one_message`; None outside of it."""
-
-    @property
-    def is_distributed(self) -> bool:
-        """Whether there are several processes."""
-        return self._group is not None
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this is the process that decides."""
-        return self._group is None or distributed.get_rank() == FIRST
 
     @contextmanager
     def one_message(self) -> Generator[None]:
@@ -76,8 +68,7 @@ class Processes:
     def run_on_first_process(self, compute: Callable[[], T]) -> T:
         """Call ``compute`` in the first process, and return its result in all of them.
 
-        Raises:
-            DistributedError: in the other processes, if the first one failed.
+        If it fails, the others raise DistributedError.
         """
         if self._group is None:
             return compute()

@@ -1,4 +1,4 @@
-"""Records gradient norms of a model's host and modules when backward passes add to them: before anything clips them."""
+"""Gradient norms of a model's host and modules, recorded when backward passes add to gradients."""
 
 import warnings
 from collections.abc import Callable, Iterable
@@ -51,10 +51,9 @@ class GradientRecorder:
     ) -> None:
         self._model, self._scaler, self._settings = model, scaler, settings
         self._arrived: dict[Tensor, Tensor] = {}
-        """The norms of gradients since the last step, by parameter."""
+        """Norms since the last step."""
         self._norms: list[Tensor] = []
-        """Gradient norms of the host and of the module in each slot, ``[1 + S]`` per minibatch since the last
-        `clear`."""
+        """Norms of the host and of the module in each slot, ``[1 + S]`` per minibatch since `clear`."""
         self._watched: WeakSet[nn.Module] = WeakSet()
         self._reached: WeakSet[Seed] = WeakSet()
         """Modules that have had a gradient at some step, even if it was zero."""
@@ -69,10 +68,9 @@ class GradientRecorder:
         for module in modules:
             if module not in self._watched:
                 self._watched.add(module)
-                register_gradient_hooks(module, self.record_norm)
+                register_gradient_hooks(module, self._record_norm)
 
-    def record_norm(self, parameter: Tensor) -> None:
-        """Record the norm of the gradient that ``parameter`` has now."""
+    def _record_norm(self, parameter: Tensor) -> None:
         assert parameter.grad is not None
         self._arrived[parameter] = _compute_norm(parameter.grad)
 
@@ -126,24 +124,25 @@ class GradientRecorder:
 
     def report(self) -> tuple[Floats, Floats, HealthTable]:
         """Norms of the host ``[1]`` and of the modules ``[1, S]`` in the last minibatch, and the modules' health."""
-        owners = [slot.seed for slot in self._model.slots.values()]
+        seeds = [slot.seed for slot in self._model.slots.values()]
         if not self._norms:
-            return np.zeros(1), np.zeros((1, len(owners))), HealthTable.none(1, len(owners))
+            return np.zeros(1), np.zeros((1, len(seeds))), HealthTable.none(1, len(seeds))
+        sizes = np.array([[0 if seed is None else _count_learning(seed) for seed in seeds]])
         norms = torch.stack(self._norms).to("cpu", torch.float64).numpy()
-        hosts, seeds = norms[:, :1], norms[:, None, 1:]
+        host_norms, seed_norms = norms[:, :1], norms[:, None, 1:]
         health = assess_health(
-            hosts,
-            seeds,
+            host_norms,
+            seed_norms,
             host_parameters=np.array([_count_learning(self._model.host)]),
-            seed_parameters=np.array([[0 if seed is None else _count_learning(seed) for seed in owners]]),
-            fossils=np.array([[seed is not None and seed.fossilized for seed in owners]]),
-            learning=np.array([[seed is not None and _count_learning(seed) > 0 for seed in owners]]),
+            seed_parameters=sizes,
+            fossils=np.array([[seed is not None and seed.fossilized for seed in seeds]]),
+            learning=sizes > 0,
             settings=self._settings,
         )
-        return hosts[-1], seeds[-1], health
+        return host_norms[-1], seed_norms[-1], health
 
     def clear(self) -> None:
-        """Drop the norms so far, after the decision that was based on them."""
+        """Drop the norms on which a decision was based."""
         self._norms.clear()
 
     def state_dict(self) -> dict[str, Any]:
@@ -157,11 +156,10 @@ class GradientRecorder:
 
 
 def _describe_unreached(slot: str, seed: Seed) -> str:
-    frozen = not _count_learning(seed)
     cause = (
         "its parameters do not require a gradient: leave requires_grad of what grows to the grower, and freeze parts "
         "of the host by attach(..., freeze_host=...)"
-        if frozen
+        if not _count_learning(seed)
         else "training does not run it, as through a handle that torch.compile made before esper.attach (compile what "
         "attach returns), through parts of the host without this slot, or under torch.no_grad"
     )

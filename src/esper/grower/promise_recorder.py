@@ -1,7 +1,7 @@
-"""Measures what blueprints promise in a model that a user's loop trains, from the passes that the loop makes anyway.
+"""Measures what blueprints promise in a model that a user's loop trains, from the backward passes of that loop.
 
-Where a minibatch's loss is a mean over its examples, its backward pass brings to every slot the functional gradients
-that `esper.growth.promise` needs, divided by the number of examples. So no loss function is needed.
+A loss that is a mean over examples brings to every slot the functional gradients that `esper.growth.promise` needs,
+divided by the number of examples.
 """
 
 import warnings
@@ -28,7 +28,7 @@ from esper.serialization import to_plain
 _SEED, _DRAW = 0, 0
 """Random seed of the initial values of candidates, as in populations."""
 MIN_EXAMPLES = 2
-"""Fewest examples that can be split into two halves."""
+"""Fewest that can be split into two halves."""
 MIN_USED_EXAMPLES = 32
 """Examples that are used however many parameters a blueprint has."""
 _CALLER = 9
@@ -58,7 +58,6 @@ class PromiseRecorder:
 
     @property
     def empty(self) -> bool:
-        """Whether there are no batches."""
         return not any(self._batches.values())
 
     def set_recording(self, recording: bool) -> None:
@@ -98,7 +97,7 @@ class PromiseRecorder:
 
     @torch.no_grad()
     def measure(self, free: Bools) -> Promises:
-        """Measure the promises in the slots ``free``, bool ``[1, S]``; missing if too little was recorded for any."""
+        """The promises in the slots ``free``, bool ``[1, S]``; missing if too little was recorded for any."""
         slots = self._model.slots.values()
         fitted, held_out = np.full((2, 1, len(slots), len(self._kinds)), np.nan)
         requested = False
@@ -154,11 +153,9 @@ class PromiseRecorder:
         return Promises(fitted, held_out, np.zeros(1, np.bool_))
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values."""
         return {name: to_plain([tuple(batch) for batch in batches]) for name, batches in self._batches.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where `state_dict` was called."""
         for slot in self._model.slots.values():
             move = methodcaller("to", slot.like.device)
             self._batches[slot.name] = deque(

@@ -82,12 +82,12 @@ class SeedlessFork:
         assert slot.seed is not None
         self.seed = slot.seed  # left out here
         self.comparable = False
-        """Whether the fork is old enough to be compared with."""
+        """Whether it is old enough."""
         self._call = _FunctionCall(model)
         self._slot = slot
         self._model_optimizer = optimizer
         self._parameters: dict[Tensor, nn.Parameter] = {}
-        """The fork's parameters, by those of the model."""
+        """By those of the model."""
         self._buffers: dict[str, Tensor] = {}
         # Copied without state and groups, which come with the parameters and at each step.
         memo: dict[int, Any] = {id(optimizer.state): defaultdict(dict), id(optimizer.param_groups): []}
@@ -124,7 +124,7 @@ class SeedlessFork:
         return result
 
     def compute_gradients(self, loss: Callable[[], Tensor]) -> dict[nn.Parameter, Tensor]:
-        """Gradients of ``loss``, which calls the model, with respect to the fork's parameters."""
+        """Gradients of ``loss``, which calls the model, by the fork's parameters."""
         for parameter, duplicate in self._parameters.items():
             duplicate.requires_grad_(parameter.requires_grad)
         learning = [duplicate for duplicate in self._parameters.values() if duplicate.requires_grad]
@@ -210,7 +210,7 @@ class ForkTrainer:
         self._scaler = scaler
         self._forks: dict[str, SeedlessFork] = {}
         self._minibatches = 0
-        """Minibatches from which forks have learned since the last decision."""
+        """From which forks have learned since the last decision."""
         self._slots_with_gradient: set[str] = set()
         """Slots whose fork got a gradient since the last step."""
         # Groups before a step, in which some optimizers count; the step after it, in which some compute gradients.
@@ -219,16 +219,12 @@ class ForkTrainer:
 
     @property
     def forks(self) -> dict[str, SeedlessFork]:
-        """Forks by the slots whose modules are on probation."""
-        seeds = self._model.seeds
-        return {
-            name: fork
-            for name, fork in self._forks.items()
-            if fork.seed is seeds.get(name) and not fork.seed.fossilized
-        }
+        """By slot, those of modules on probation."""
+        mine = ((name, fork, self._model.seeds.get(name)) for name, fork in self._forks.items())
+        return {name: fork for name, fork, seed in mine if fork.seed is seed and not fork.seed.fossilized}
 
     def get_comparable(self) -> dict[str, SeedlessFork | None]:
-        """The forks of modules on probation, by slot; None for one that is too young to be compared with."""
+        """`forks`, with None for one that is too young to be compared with."""
         forks = self.forks
         if forks and not self._minibatches:
             raise ConfigError(
@@ -330,7 +326,7 @@ class ForkTrainer:
         return {"forks": forks, "minibatches": self._minibatches}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where `state_dict` was called, after `update` with the table of then."""
+        """Called after `update` with the table of then."""
         for name, fork in self.forks.items():
             fork.load_state_dict(state["forks"][name])
         self._minibatches = state["minibatches"]

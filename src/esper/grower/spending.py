@@ -1,12 +1,11 @@
-"""What training costs, a schedule of learning rates by the share spent, and branches with a budget of their own."""
+"""The cost of training, a schedule of learning rates by the share spent, and branches with their own budget."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,15 +23,14 @@ from esper.serialization import from_plain, to_plain
 class Spending:
     """Counts the FLOPs of every pass through a model: training, validation, forks and promises.
 
-    Torch counts those of the host's forward pass at `esper.attach` (matrix products, convolutions, attention and
-    recurrent layers); they are scaled by the size of the input. The FLOPs of a module are those its blueprint declares.
-    A backward pass costs one forward pass for the features, and another one for the parameters, if they learn (Kaplan
-    et al. 2020, arXiv 2001.08361, section 2.1). A host that does not learn and has no modules has none.
+    Torch counts those of the host's forward pass at `esper.attach`; they are scaled by the size of the input. The FLOPs
+    of a module are those its blueprint declares. A backward pass costs one forward pass for the features, and another
+    one for the parameters, if they learn (Kaplan et al. 2020, arXiv 2001.08361, section 2.1).
 
-    Limits: a backward pass that skips layers or parameters counts in full. Direct calls of parts of the host and
-    recomputation by gradient checkpointing within it are not counted. If the host returns something other than tensors,
-    mappings, lists, tuples or dataclasses, every forward pass with gradients enabled counts as if a backward pass
-    followed: evaluate under `torch.no_grad`. Outputs carry a hook: detach what you save.
+    A backward pass that skips layers counts in full; direct calls of parts of the host and recomputation by gradient
+    checkpointing do not count. If the host returns something other than tensors, mappings, lists, tuples or
+    dataclasses, every forward pass with gradients enabled counts as if a backward pass followed: evaluate under
+    `torch.no_grad`. Outputs carry a hook: detach what you save.
 
     A grower has one, `Grower.spending`. If you grow by hand, make your own.
 
@@ -94,18 +92,18 @@ class Spending:
         return self.compute_share() if self.shared_share is None else self.shared_share
 
     def compute_share(self) -> float:
-        """The share of the budget that this process has spent, of FLOPs or seconds, whichever is more; 0 if none."""
+        """The share that this process has spent, of FLOPs or seconds, whichever is more; 0 without a budget."""
         by_flops = 0.0 if self._max_flops is None else self.flops / self._max_flops
         return max(by_flops, 0.0 if self._max_seconds is None else self.seconds / self._max_seconds)
 
     def add(self, flops: float) -> None:
-        """Add FLOPs that were spent on something else than passes through the model."""
+        """Add FLOPs, also those of something else than passes through the model."""
         self._flops += flops
         if self._counted_in is not None:
             self._counted_in.add(flops)
 
     def count_forward(self, inputs: Tensor) -> None:
-        """Called before each forward pass with the model's inputs."""
+        """Called before each forward pass."""
         # Forward: in proportion to the size of the input.
         model = self._model
         examples, host = inputs.numel() / model.example_size, model.host_flops or 0
@@ -132,11 +130,9 @@ class Spending:
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values."""
         return to_plain({"flops": self._flops, "seconds": self.seconds})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where `state_dict` was called."""
         values = from_plain({"flops": 0.0, "seconds": 0.0}, state, "what was spent")
         self._flops, self._started = values["flops"], time.monotonic() - values["seconds"]
 
@@ -176,9 +172,8 @@ def warmup_stable_decay(
     return 1.0 if decayed <= 0 else 1 - math.sqrt(min(decayed / decay, 1.0))
 
 
-@dataclass(frozen=True)
-class Branch:
-    """An independent copy of a model and its optimizer with its state, and what the copy costs."""
+class Branch(NamedTuple):
+    """A copy of a model and of its optimizer with its state, and what the copy has cost."""
 
     model: GrowingModel
     optimizer: torch.optim.Optimizer
@@ -200,9 +195,8 @@ def branch(
 ) -> Branch:
     """Copy a growing model and its optimizer, to train the copy independently.
 
-    This gives models of several sizes from one training: at each size, a branch is trained with decaying learning rates
-    and exported, while the model grows on at its own rate (as Hägele et al. 2024, arXiv 2405.18392, for several
-    budgets).
+    This gives models of several sizes from one training: each branch is trained with decaying learning rates, while the
+    model grows on at its own rate (as Hägele et al. 2024, arXiv 2405.18392, for several budgets).
 
     ```python
     rung = branch(model, optimizer, training_flops=1e12, counted_in=grower.spending)
@@ -214,8 +208,8 @@ def branch(
     ```
 
     The branch starts with the current learning rates; a scheduler of its optimizer starts from those before the first
-    scheduler of the original one. It may grow by hand or with its own grower. With several processes, branch in all of
-    them, wrap the branch's model like the original, and run the same passes; each process computes its own share.
+    scheduler of the original one. With several processes, branch in all of them, and wrap the branch's model like the
+    original; each process computes its own share.
 
     Args:
         model: From `esper.attach`.

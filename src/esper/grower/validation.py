@@ -33,7 +33,7 @@ class ExampleMean(float):
     """The mean of one value per example, a float that keeps these values, so that differences have an error."""
 
     examples: Floats
-    """The values, ``[N]``."""
+    """The values, ``[N]``, N at least 1."""
 
     def __new__(cls, examples: Floats) -> Self:
         mean = super().__new__(cls, np.mean(examples))
@@ -82,23 +82,20 @@ class Validation:
     ```
 
     The model runs in evaluation mode without gradients; its mode and torch's random state are restored. Loss and
-    accuracy are means over all labels, in at least float32. Both keep the values of single examples, so that a grower
-    can compute standard errors of contributions. If the model returns a dictionary or object with ``logits``, as
-    Hugging Face models do, these are its outputs.
+    accuracy are means over all labels, in at least float32, that keep the values of single examples: a grower computes
+    standard errors from them. Of a dictionary or object with ``logits``, these are the outputs.
 
     Args:
-        task: The kind of task.
+        task: ``classification``: outputs ``[N, classes, ...]``, int64 labels ``[N, ...]``; cross-entropy in nats and
+            accuracy.
 
-            ``classification``: outputs ``[N, classes, ...]``, int64 labels ``[N, ...]``. Returns cross-entropy in nats
-            and accuracy.
+            ``language_modelling``: outputs ``[..., vocabulary]``, int64 labels ``[...]``, the next token at each
+            position; cross-entropy in nats per token and accuracy.
 
-            ``language_modelling``: outputs ``[..., vocabulary]``, int64 labels ``[...]`` (the next token at each
-            position). Returns cross-entropy in nats per token and accuracy.
+            ``multi_label``: outputs ``[N, labels]``, targets 0 or 1 of the same shape; binary cross-entropy in nats
+            and the fraction of correct labels.
 
-            ``multi_label``: outputs ``[N, labels]``, targets 0 or 1 of the same shape. Returns binary cross-entropy in
-            nats and the fraction of correct labels. Its chance level is 1/2.
-
-            ``regression``: outputs and targets of the same shape. Returns only the mean squared error.
+            ``regression``: outputs and targets of the same shape; only the mean squared error.
 
             The first two ignore labels of -100.
         batches: Pairs of inputs and labels, the same in every iteration, such as a list or a `DataLoader` without
@@ -123,7 +120,7 @@ class Validation:
         self.batches = batches
 
     def count_classes(self, output_shape: Sequence[int]) -> int | None:
-        """Number of classes in outputs of this shape; None if the task has no classes, or the outputs no such axis."""
+        """Number of classes in outputs of this shape, if any."""
         known = self.task in _CLASS_AXES and len(output_shape) > 1
         return output_shape[_CLASS_AXES[self.task]] if known else None
 
@@ -169,7 +166,7 @@ class Validation:
         return (loss, compute_mean(correct)) if correct else loss
 
     def _measure(self, model: nn.Module, batch: Any, device: torch.device) -> tuple[Tensor, Tensor | None, Tensor]:
-        """By example, float64 ``[N]``: sums over its labels of losses, of correct predictions, and of what counts."""
+        """Sums over the labels of each example, float64 ``[N]``: losses, correct predictions, and labels that count."""
         if not isinstance(batch, tuple | list) or len(cast("tuple[Any, ...]", batch)) != 2:
             what = describe_value(cast("object", batch))
             raise ConfigError(f"a batch for {self.task} is {what}: give pairs of inputs and labels")
@@ -213,10 +210,7 @@ class Validation:
 
 
 def _measure_labels(task: str, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None, Tensor] | None:
-    """The loss of each label, whether the prediction is right, None for regression, and whether the label counts.
-
-    None if outputs and labels do not fit each other.
-    """
+    """By label: the loss, whether the prediction is right, and whether it counts; None if they do not match."""
     # Half precision cannot hold a sum over a batch.
     outputs = outputs if outputs.dtype is torch.float64 else outputs.float()
     counted = torch.ones_like(labels, dtype=torch.bool)
