@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import esper
+from esper.control.rules import Never
 from esper.engine.engine import GrowthConfig
 from esper.errors import ConfigError
 from esper.grower.config import HORIZON
@@ -145,3 +146,16 @@ def test_without_a_horizon_planting_goes_on(controller: str):
 def test_isolation_is_refused(controller: str) -> None:
     with pytest.raises(ConfigError, match="isolation shadow, only `esper train` does: give rules"):
         begun(controller, 20, rules=Rules(isolation=Isolation.SHADOW, operations=[*Rules().operations, Op.ADVANCE]))
+
+
+class Silent(Never):
+    """Forgets to return its actions."""
+
+    def act(self, observation: Any, masks: Any, state: Any) -> Any:
+        return None
+
+
+def test_a_controller_that_returns_nothing_is_named():
+    grower = begun(Silent(), 20)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"'none' returned None from act: return the pair \(actions, state\)"):
+        grower.step(train_loss=1.0)

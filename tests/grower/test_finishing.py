@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,14 +13,15 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 import esper
 from esper import Grower, GrowingModel
-from esper.errors import RunError, SlotError
+from esper.errors import ConfigError, RunError, SlotError
 from esper.grower.decision import Ending
 from esper.lifecycle.table import Stage
 from esper.lifecycle.transitions import Cause
-from factories import Loop, make_data, validate
+from factories import SLOTS, Loop, make_data, make_host, validate
 from grower.divergence import WAYS, Training
 from open_rules import open_rules
 
@@ -255,3 +258,63 @@ def test_a_module_stays_that_lowers_the_loss_of_a_network_that_gives_one_answer_
     nn.init.constant_(bias, added)
     (change,) = grower.finish().changes
     assert change.after is after
+
+
+def test_an_old_optimizer_that_steps_for_the_finished_copy_is_named_once() -> None:
+    loop = Loop("all_at_start")
+    for _ in range(3):
+        loop.epoch()
+    loop.grower.finish()
+    plain = loop.model.finalize()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loop.epoch()  # the growing model may train on
+    with pytest.warns(UserWarning, match=r"after finalize\(\) returned a copy: .* a new optimizer"):
+        for _ in range(3):
+            loop.optimizer.zero_grad()
+            F.cross_entropy(plain(loop.inputs), loop.labels).backward()
+            loop.optimizer.step()
+
+
+@pytest.mark.parametrize("what", ["attach", "step", "finish", "finalize"])
+def test_nothing_that_must_train_is_made_in_inference_mode(what: str) -> None:
+    with torch.inference_mode(what == "attach"):
+        host = make_host()
+    if what == "attach":
+        with pytest.raises(SlotError, match="made under torch.inference_mode and cannot be trained"):
+            esper.attach(host, SLOTS, torch.zeros(2, 4))
+        return
+    with torch.inference_mode():
+        model = esper.attach(host, SLOTS, torch.zeros(2, 4))
+        optimizer = torch.optim.AdamW(model.parameter_groups(lr=1e-2))
+        grower = esper.Grower(model, optimizer, controller="all_at_start", evaluate=validate, horizon=20)
+    inputs, labels = make_data(48)
+    for _ in range(4):
+        optimizer.zero_grad()
+        F.cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+        with torch.inference_mode(what == "step"):
+            grower.step(train_loss=1.0)
+    with torch.inference_mode(what == "finish"):
+        grower.finish()
+    with torch.inference_mode(what == "finalize"):
+        plain = model.finalize()
+    F.cross_entropy(plain(inputs), labels).backward()
+    assert all(parameter.grad is not None for parameter in plain.parameters())
+
+
+def test_a_parameter_that_was_replaced_in_training_is_named() -> None:
+    loop = Loop("none")
+    loop.epoch()
+    loop.model.host[0].weight = nn.Parameter(torch.randn_like(loop.model.host[0].weight))
+    with pytest.warns(UserWarning, match=r"1 trainable parameters belong to no group .*: host\.0\.weight|0\.weight"):
+        loop.epoch()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loop.epoch()
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickle.dumps])
+def test_a_grower_is_not_copied(copied: Callable[[Any], Any]) -> None:
+    with pytest.raises(ConfigError, match="cannot be pickled or copied: save its state_dict"):
+        copied(Loop("none").grower)

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import numpy as np
 import torch
@@ -105,6 +105,7 @@ class Grower:
         RunError: the folder for the run holds something else, is in use, or cannot be written.
     """
 
+    @torch.inference_mode(False)
     @check_arguments(ConfigError, model=MODEL_ADVICE, optimizer=OPTIMIZER_ADVICE, evaluate=EVALUATE_ADVICE)
     def __init__(
         self,
@@ -174,6 +175,7 @@ class Grower:
             self._share_spending()
         self._prepare_training()
 
+    @torch.inference_mode(False)
     def step(
         self,
         *,
@@ -280,8 +282,14 @@ class Grower:
 
                 def consult() -> tuple[Actions, Any, SeedRating[Figures] | None, CandidateRating | None]:
                     controller, observation = self.controller, self.engine.observe(*conditions)
+                    acted = controller.act(observation, masks, self._controller_state)
+                    if not isinstance(acted, tuple):  # pyright: ignore[reportUnnecessaryIsInstance]
+                        what = describe_value(acted)
+                        raise ConfigError(
+                            f"controller {controller.name!r} returned {what} from act, not (actions, state)"
+                        )
                     return (
-                        *controller.act(observation, masks, self._controller_state),
+                        *acted,
                         controller.rate_seeds(observation) if isinstance(controller, SeedRater) else None,
                         controller.rate_candidates(observation) if isinstance(controller, CandidateRater) else None,
                     )
@@ -378,6 +386,7 @@ class Grower:
         """
         self.backend.forks.add_gradients(loss, minibatch, named)
 
+    @torch.inference_mode(False)
     def finish(self) -> Ending:
         """End growth: measure all unfinished modules, keep those worth keeping, and prune the others.
 
@@ -469,6 +478,7 @@ class Grower:
     def _prepare_training(self) -> None:
         """Before training goes on: hook the gradients of all modules there are, and record what promises need."""
         seeds = self.model.seeds.values()
+        self.model.optimizer_link.check_again()
         self.backend.gradients.watch(seeds)  # before the hooks that average gradients over processes
         self._processes.synchronize(seeds)
         if self.backend.promise_recorder is not None:
@@ -495,6 +505,11 @@ class Grower:
         """Give all processes the first one's share of the budget, since each has its own clock."""
         if self._processes.is_distributed:
             self.spending.shared_share = self._processes.run_on_first_process(self.spending.compute_share)
+
+    def __reduce__(self) -> NoReturn:
+        raise ConfigError(
+            "a grower cannot be pickled or copied: save its state_dict(), and load that into a new Grower"
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """The grower's state as plain values, to be saved with those of model and optimizer.

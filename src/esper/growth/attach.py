@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, cast
 
+import torch
 from pydantic import PlainValidator
 from torch import nn
 
@@ -68,6 +69,7 @@ FrozenParts = Annotated[
 ]
 
 
+@torch.inference_mode(False)
 @check_arguments(SlotError)
 def attach(
     model: PlainModule,
@@ -113,6 +115,8 @@ def attach(
         raise SlotError(
             "the model or a part of it is compiled, and hooks that come later are ignored: attach before torch.compile"
         )
+    if any(parameter.is_inference() for parameter in model.parameters()):
+        raise SlotError("the model was made under torch.inference_mode and cannot be trained: make it outside")
     # Blueprints by name or pattern; None: all that fit.
     offers: dict[Place, list[str] | None] = dict.fromkeys(slots)
     for place, blueprints in slots.items() if isinstance(slots, Mapping) else ():

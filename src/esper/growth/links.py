@@ -67,7 +67,11 @@ class OptimizerLink:
         self.optimizer: torch.optim.Optimizer | None = None
         self._named_parameters: NamedParameters = list
         self._check_due = True
-        """Whether there are new parameters that the optimizer may lack."""
+        """Whether there may be new parameters that the optimizer lacks."""
+        self._lacking: set[str] = set()
+        """Parameters of the host of which a warning said that the optimizer lacks them."""
+        self.finalized = False
+        """Whether a plain model was built, which another optimizer has to train."""
         self._dtype: torch.dtype | None = None
         self._hook: RemovableHandle | None = None
 
@@ -122,6 +126,10 @@ class OptimizerLink:
         self.optimizer, self._hook, self._dtype = optimizer, hook, _find_dtype(optimizer)
         self._named_parameters, self._check_due = named_parameters, True
 
+    def check_again(self) -> None:
+        """Check at the next step whether the optimizer still has all parameters: some may have been replaced."""
+        self._check_due = True
+
     def add_parameters(self, slot: str, parameters: Sequence[nn.Parameter]) -> None:
         """Add parameters of a seed to the slot's group."""
         if self.optimizer is not None:
@@ -154,11 +162,19 @@ class OptimizerLink:
             late = [one for group in optimizer.param_groups for one in group["params"] if one not in optimizer.state]
             if late:
                 optimizer.state.update(torch.optim.Adagrad(late, **optimizer.defaults).state)
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        if self.finalized and all(parameter.grad is None for parameter in parameters):
+            self.finalized = False
+            warnings.warn(
+                "the optimizer makes a step without any gradient, after finalize() returned a copy: to train that, "
+                "make a new optimizer from its parameters()",
+                stacklevel=3,
+            )
         if not self._check_due:
             return
         self._check_due = False
         # A seed that the optimizer lacks is an error; parameters of the host may be left out on purpose.
-        owned = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+        owned = set(parameters)
         lacking = [(name, parameter) for name, parameter in self._named_parameters() if parameter not in owned]
         seed_name = next((name for name, _ in lacking if name.startswith(SLOTS_PREFIX)), None)
         if seed_name is not None:
@@ -166,8 +182,9 @@ class OptimizerLink:
                 f"the optimizer lacks {seed_name!r} of a seed, which would never learn: do not change the groups of "
                 "slots, or make a new optimizer from model.parameter_groups(lr=...)"
             )
-        trainable = [name for name, parameter in lacking if parameter.requires_grad]
+        trainable = [name for name, parameter in lacking if parameter.requires_grad and name not in self._lacking]
         if trainable:
+            self._lacking.update(trainable)
             shown = ", ".join(trainable[:_SHOWN]) + (", ..." if len(trainable) > _SHOWN else "")
             warnings.warn(
                 f"{len(trainable)} trainable parameters belong to no group of the optimizer and will not learn: {shown}"

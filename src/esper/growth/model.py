@@ -512,12 +512,13 @@ class GrowingModel(nn.Module):
         self.depth.set_blocks({})
         self.copies.released = True
 
+    @torch.inference_mode(False)
     @check_arguments(ConfigError)
     def finalize(self, unfinished: Literal["keep", "drop", "raise"] = "keep") -> nn.Module:
         """A copy of the host with the seeds built in: an ordinary module that does not need Esper.
 
-        The copy contains all fossils. ``unfinished`` applies to seeds that a grower has neither fossilized nor pruned;
-        call `esper.Grower.finish` first so that there are none.
+        To train the copy, make a new optimizer. It contains all fossils. ``unfinished`` applies to seeds that a grower
+        has neither fossilized nor pruned; call `esper.Grower.finish` first so that there are none.
 
         The copy keeps the host's state-dict keys. A seed becomes a module ``fossil_BLUEPRINT`` in the submodule it
         follows, run by hooks made of torch operations; if that submodule runs all its children in its own way, the
@@ -552,4 +553,6 @@ class GrowingModel(nn.Module):
                 stacklevel=3,
             )
         require_attached(self)
-        return build_plain_module(self, choose_kept(self.seeds, unfinished))
+        plain = build_plain_module(self, choose_kept(self.seeds, unfinished))
+        self.optimizer_link.finalized = True
+        return plain

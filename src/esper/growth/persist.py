@@ -110,6 +110,7 @@ def save(model: GrowingModel, folder: FilePath) -> None:
         raise CheckpointError(f"the model was not saved: {error}") from error
 
 
+@torch.inference_mode(False)
 @check_arguments(CheckpointError, folder="give the path of a folder")
 def load(folder: FilePath, host: PlainModule, example_input: Arguments) -> GrowingModel:
     """Load a model that `save` wrote, to use it or continue training.
