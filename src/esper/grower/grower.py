@@ -105,7 +105,6 @@ class Grower:
         RunError: the folder for the run holds something else, is in use, or cannot be written.
     """
 
-    @torch.inference_mode(False)
     @check_arguments(ConfigError, model=MODEL_ADVICE, optimizer=OPTIMIZER_ADVICE, evaluate=EVALUATE_ADVICE)
     def __init__(
         self,
@@ -175,7 +174,6 @@ class Grower:
             self._share_spending()
         self._prepare_training()
 
-    @torch.inference_mode(False)
     def step(
         self,
         *,
@@ -211,7 +209,7 @@ class Grower:
             RunError: the run's folder belongs to another grower, or cannot be written.
         """
         backend, network, slots = self.backend, self.network, list(self.model.slots)
-        with self._processes.one_message():
+        with torch.inference_mode(False), self._processes.one_message():
             # Refuse what cannot be decided, before anything changes.
             self._notify(lambda callback: callback.on_step_start(self))
 
@@ -284,9 +282,9 @@ class Grower:
                     controller, observation = self.controller, self.engine.observe(*conditions)
                     acted = controller.act(observation, masks, self._controller_state)
                     if not isinstance(acted, tuple):  # pyright: ignore[reportUnnecessaryIsInstance]
-                        what = describe_value(acted)
                         raise ConfigError(
-                            f"controller {controller.name!r} returned {what} from act, not (actions, state)"
+                            f"controller {controller.name!r} returned {describe_value(acted)} from act: return the "
+                            "pair (actions, state)"
                         )
                     return (
                         *acted,
@@ -386,7 +384,6 @@ class Grower:
         """
         self.backend.forks.add_gradients(loss, minibatch, named)
 
-    @torch.inference_mode(False)
     def finish(self) -> Ending:
         """End growth: measure all unfinished modules, keep those worth keeping, and prune the others.
 
@@ -408,7 +405,7 @@ class Grower:
         """
         backend, governor, network = self.backend, self.engine.governor, self.network
         unfinished = bool(network.table.live.any())
-        with self._processes.one_message():
+        with torch.inference_mode(False), self._processes.one_message():
             if unfinished:
                 self._notify(lambda callback: callback.on_step_start(self))
             network.require_same_slots()
@@ -507,9 +504,7 @@ class Grower:
             self.spending.shared_share = self._processes.run_on_first_process(self.spending.compute_share)
 
     def __reduce__(self) -> NoReturn:
-        raise ConfigError(
-            "a grower cannot be pickled or copied: save its state_dict(), and load that into a new Grower"
-        )
+        raise ConfigError("a grower cannot be pickled or copied: save its state_dict(), and load it into a new Grower")
 
     def state_dict(self) -> dict[str, Any]:
         """The grower's state as plain values, to be saved with those of model and optimizer.

@@ -69,7 +69,6 @@ FrozenParts = Annotated[
 ]
 
 
-@torch.inference_mode(False)
 @check_arguments(SlotError)
 def attach(
     model: PlainModule,
@@ -165,9 +164,10 @@ def attach(
             raise SlotError(
                 f"units may grow at {name!r}, where finalize can merge no more than lora_K: offer only that"
             )
-    return GrowingModel(
-        model, blueprints_by_name, example_input, causal=causal, chains=chains, frozen=frozen, matches=matches
-    )
+    with torch.inference_mode(False):
+        return GrowingModel(
+            model, blueprints_by_name, example_input, causal=causal, chains=chains, frozen=frozen, matches=matches
+        )
 
 
 def _is_compiled(part: nn.Module) -> bool:

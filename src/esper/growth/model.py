@@ -512,7 +512,6 @@ class GrowingModel(nn.Module):
         self.depth.set_blocks({})
         self.copies.released = True
 
-    @torch.inference_mode(False)
     @check_arguments(ConfigError)
     def finalize(self, unfinished: Literal["keep", "drop", "raise"] = "keep") -> nn.Module:
         """A copy of the host with the seeds built in: an ordinary module that does not need Esper.
@@ -553,6 +552,8 @@ class GrowingModel(nn.Module):
                 stacklevel=3,
             )
         require_attached(self)
-        plain = build_plain_module(self, choose_kept(self.seeds, unfinished))
+        kept = choose_kept(self.seeds, unfinished)
+        with torch.inference_mode(False):
+            plain = build_plain_module(self, kept)
         self.optimizer_link.finalized = True
         return plain

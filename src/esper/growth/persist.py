@@ -110,7 +110,6 @@ def save(model: GrowingModel, folder: FilePath) -> None:
         raise CheckpointError(f"the model was not saved: {error}") from error
 
 
-@torch.inference_mode(False)
 @check_arguments(CheckpointError, folder="give the path of a folder")
 def load(folder: FilePath, host: PlainModule, example_input: Arguments) -> GrowingModel:
     """Load a model that `save` wrote, to use it or continue training.
@@ -143,7 +142,7 @@ def load(folder: FilePath, host: PlainModule, example_input: Arguments) -> Growi
             f"{source} was saved with a frozen host of different values: load those into the host first"
         )
     # Build a model with the same slots and seeds. After an error the host has no slots again.
-    with ExitStack() as after_error:
+    with torch.inference_mode(False), ExitStack() as after_error:
         try:
             offers = {record.name: record.blueprints for record in saved.slots}
             model = GrowingModel(
