@@ -88,31 +88,26 @@ class Loop:
         self.optimizer.step()
 
 
-def gradients(part: nn.Module) -> Iterator[Tensor]:
-    return (parameter.grad for parameter in part.parameters() if parameter.grad is not None)
-
-
 def halve(parameter: Tensor) -> None:
     assert parameter.grad is not None
     parameter.grad *= 0.5
 
 
+def gradients(part: nn.Module) -> Iterator[Tensor]:
+    return (parameter.grad for parameter in part.parameters() if parameter.grad is not None)
+
+
 @pytest.mark.parametrize("passes", [1, 3])
-def test_norms_are_those_before_clipping_with_parameters_in_use_or_not(passes: int) -> None:
+@pytest.mark.parametrize("stops", [False, True])
+def test_norms_are_those_before_clipping_with_parameters_in_use_or_not(passes: int, stops: bool) -> None:
+    """Also where some parameters stop to learn."""
     loop = Loop()
     for number in range(6):
-        loop.model.host.elsewhere = number % 2 == 1
-        loop.step(passes)
-    torch.testing.assert_close(torch.stack(loop.gradients._norms), torch.stack(loop.expected))
-
-
-def test_parameters_that_stop_to_learn_change_nothing_for_the_others() -> None:
-    loop = Loop()
-    for number in range(6):
-        if number == 3:
+        if stops and number == 3:
             loop.model.host[0].requires_grad_(False)
             loop.model.slots["0"].seed.requires_grad_(False)
-        loop.step()
+        loop.model.host.elsewhere = number % 2 == 1
+        loop.step(passes)
     torch.testing.assert_close(torch.stack(loop.gradients._norms), torch.stack(loop.expected))
 
 

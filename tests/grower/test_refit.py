@@ -331,34 +331,25 @@ def test_nothing_decides_on_a_seed_before_its_fork_is_old_enough(every: int) -> 
     assert usual[entered].changes[0].before is Stage.HOLDING, "by dependence it is decided on at once"
 
 
-def test_the_gate_says_that_nothing_was_measured() -> None:
+def test_forks_go_when_their_seeds_are_kept_which_needs_a_measurement() -> None:
     training = Training()
-    grower = grown(training, "all_at_start", rules=Rules())
-    reasons: list[list[int]] = []
-    while not any(seed.fossilized for seed in training.model.seeds.values()) and grower.decisions < HORIZON:
+    grower = grown(training, "all_at_start", rules=Rules(harm_tolerance=1.0))
+    seen, said = set[str](), list[Reason]()
+    for _ in range(DECISIONS):
         training.learn(grower.isolated_backward)
         before = grower.network.table
         grower.step(train_loss=1.0)
-        gates = evaluate_gates(before, grower.network.measurements, grower.config.rules)
-        reasons.append([int(gates[0, 0])] if before.stage[0, 0] == Stage.HOLDING else [])
-    said = [Reason(reason) for told in reasons for reason in told]
-    assert said[0] is Reason.NOT_MEASURED
-    assert said[1] is not Reason.NOT_MEASURED
-
-
-def test_forks_go_when_their_seeds_are_kept_or_pruned() -> None:
-    training = Training()
-    grower = grown(training, "all_at_start", rules=Rules(harm_tolerance=1.0))
-    seen = set()
-    for _ in range(DECISIONS):
-        training.learn(grower.isolated_backward)
-        grower.step(train_loss=1.0)
+        if before.stage[0, 0] == Stage.HOLDING:
+            gates = evaluate_gates(before, grower.network.measurements, grower.config.rules)
+            said.append(Reason(int(gates[0, 0])))
         seen |= grower.backend.forks.forks.keys()
         held = {
             slot for slot, stage in zip(SLOTS, grower.network.table.stage[0], strict=True) if stage == Stage.HOLDING
         }
         assert grower.backend.forks.forks.keys() == held
     assert seen == set(SLOTS)
+    assert said[0] is Reason.NOT_MEASURED
+    assert said[1] is not Reason.NOT_MEASURED
     assert all(seed.fossilized for seed in training.model.seeds.values())
 
 
@@ -467,7 +458,11 @@ def test_no_fork_outlives_the_end() -> None:
 
 
 def test_a_fork_that_learns_nothing_is_an_error() -> None:
-    training, _ = on_probation()
+    training, grower = on_probation()
+    before = forked(grower.backend.forks.forks["0"], training.model)
+    with torch.no_grad():  # what is only measured teaches nothing
+        grower.isolated_backward(training.loss(*make_data()), *make_data())
+    torch.testing.assert_close(forked(grower.backend.forks.forks["0"], training.model), before, rtol=0, atol=0)
     with pytest.raises(ConfigError, match="step without a gradient for the fork without the seed in slot '0'"):
         training.learn(lambda *_: None)
     training, grower = on_probation()
@@ -547,14 +542,6 @@ def test_a_compiled_model_has_forks_like_any_other() -> None:
         return found
 
     assert contributions(compiles=True) == contributions(compiles=False)
-
-
-def test_what_is_only_measured_teaches_nothing() -> None:
-    training, grower = on_probation()
-    before = forked(grower.backend.forks.forks["0"], training.model)
-    with torch.no_grad():
-        grower.isolated_backward(training.loss(*make_data()), *make_data())
-    torch.testing.assert_close(forked(grower.backend.forks.forks["0"], training.model), before, rtol=0, atol=0)
 
 
 def test_a_step_that_the_scaler_skips_is_skipped_by_forks_too() -> None:

@@ -52,7 +52,12 @@ CASES: dict[str, tuple[Tensor, Tensor, Callable[[Tensor, Tensor], Any]]] = {
 def test_figures_are_means_over_everything_in_batches_of_any_size(name: str) -> None:
     outputs, labels, by_hand = CASES[name]
     batches = [(outputs[:2], labels[:2]), (outputs[2:], labels[2:])]
-    assert esper.Validation(name.split()[0], batches)(nn.Identity()) == pytest.approx(by_hand(outputs, labels))
+    found: Any = esper.Validation(name.split()[0], batches)(nn.Identity())
+    assert found == pytest.approx(by_hand(outputs, labels))
+    # Each figure keeps those of single examples.
+    alone = [by_hand(outputs[one : one + 1], labels[one : one + 1]) for one in range(5)]
+    examples = np.array([figure.examples for figure in (found if isinstance(found, tuple) else [found])]).T
+    np.testing.assert_allclose(examples, np.reshape(alone, examples.shape), rtol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -63,13 +68,6 @@ def test_half_precision_is_summed_in_full(name: str, dtype: torch.dtype) -> None
     validate = esper.Validation(name.partition(" ")[0], [(many[0], many[1])])
     full = esper.Validation(name.partition(" ")[0], [(many[0].float(), many[1])])
     assert validate(nn.Identity()) == pytest.approx(full(nn.Identity()), rel=1e-5)
-
-
-def test_random_numbers_go_on_as_if_nothing_had_been_measured() -> None:
-    loader = DataLoader(TensorDataset(answers(5, 3), CORRECT), batch_size=2)
-    before = torch.get_rng_state()
-    esper.Validation("classification", loader)(nn.Identity())
-    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_labels_that_do_not_count_are_left_out() -> None:
@@ -90,11 +88,12 @@ def test_inputs_may_be_keywords_and_outputs_have_logits(kind: Callable[..., Any]
     assert esper.Validation("classification", batches)(Model()) == pytest.approx(by_hand_classes(outputs * 2, CORRECT))
 
 
-def test_the_model_is_evaluated_and_left_in_the_modes_it_was_in() -> None:
+def test_the_model_is_evaluated_and_modes_and_random_numbers_are_left_as_they_were() -> None:
     model = nn.Sequential(nn.Dropout(0.9), nn.Dropout(0.9))
     model[1].eval()
-    outputs = answers(5, 3)
-    found = esper.Validation("classification", [(outputs, CORRECT)])(model)
+    outputs, before = answers(5, 3), torch.get_rng_state()
+    found = esper.Validation("classification", DataLoader(TensorDataset(outputs, CORRECT), batch_size=2))(model)
+    assert torch.equal(torch.get_rng_state(), before)
     assert found == pytest.approx(by_hand_classes(outputs, CORRECT))
     assert [module.training for module in model.modules()] == [True, True, False]
 
@@ -113,28 +112,17 @@ def test_the_model_is_evaluated_and_left_in_the_modes_it_was_in() -> None:
         ("classification", [(answers(5, 3), CORRECT.float())], r"torch\.float32 do not match"),
         ("regression", [(answers(5, 1), answers(5))], "do not match"),
         ("multi_label", [(answers(5, 1), answers(5))], "do not match"),
+        # Figures that would be silently wrong:
+        ("regression", [(torch.ones(3, dtype=torch.complex64), torch.ones(3))], "dense real tensors"),
+        ("classification", [(torch.ones(3, 2), torch.ones(3, dtype=torch.complex64))], "dense real tensors"),
+        ("multi_label", [(torch.ones(3, 2), torch.ones(3, 2).to_sparse())], "dense real tensors"),
+        ("classification", [(torch.tensor(1.0), torch.tensor(1))], "an axis for examples"),
+        ("classification", [(torch.ones(5, 1), CORRECT * 0)], "use multi_label for a yes/no output"),
     ],
 )
 def test_what_cannot_be_measured_is_a_sentence(task: str, batches: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         esper.Validation(task, batches)(nn.Identity())
-
-
-@pytest.mark.parametrize(
-    ("task", "outputs", "labels", "words"),
-    [
-        ("regression", torch.ones(3, dtype=torch.complex64), torch.ones(3), "dense real tensors"),
-        ("classification", torch.ones(3, 2), torch.ones(3, dtype=torch.complex64), "dense real tensors"),
-        ("multi_label", torch.ones(3, 2), torch.ones(3, 2).to_sparse(), "dense real tensors"),
-        ("classification", torch.tensor(1.0), torch.tensor(1), "an axis for examples"),
-        ("classification", torch.ones(3, 1), torch.zeros(3, dtype=torch.int64), "use multi_label for a yes/no output"),
-    ],
-)
-def test_figures_that_would_be_silently_wrong_are_refused(
-    task: str, outputs: Tensor, labels: Tensor, words: str
-) -> None:
-    with pytest.raises(ConfigError, match=words):
-        esper.Validation(task, [(outputs, labels)])(nn.Identity())
 
 
 @pytest.mark.parametrize(
@@ -240,24 +228,6 @@ def test_pairs_have_smaller_errors_than_two_sets_of_examples() -> None:
 def test_an_error_is_not_known_without_the_same_examples(other: float) -> None:
     assert np.isnan(compute_difference_error(ExampleMean(np.zeros(2)), other))
     assert np.isnan(compute_difference_error(other, ExampleMean(np.zeros(2))))
-
-
-TASKS = {
-    "classification": (torch.randint(0, 2, (60,)), nn.functional.cross_entropy),
-    "regression": (torch.randn(60, 2), nn.functional.mse_loss),
-    "multi_label": (torch.randint(0, 2, (60, 2)).float(), nn.functional.binary_cross_entropy_with_logits),
-}
-
-
-@pytest.mark.parametrize("task", TASKS)
-def test_validation_keeps_the_figures_of_single_examples(task: str) -> None:
-    torch.manual_seed(0)
-    model, inputs, (labels, compute_loss) = nn.Linear(3, 2), torch.randn(60, 3), TASKS[task]
-    result: Any = esper.Validation(task, [(inputs[:50], labels[:50]), (inputs[50:], labels[50:])])(model)
-    loss = result[0] if isinstance(result, tuple) else result
-    with torch.no_grad():
-        alone = [float(compute_loss(model(inputs[i : i + 1]), labels[i : i + 1])) for i in range(60)]
-    np.testing.assert_allclose(loss.examples, alone, rtol=1e-5)
 
 
 @pytest.mark.parametrize("form", ["pair", "mapping", "Validation"])
