@@ -1,5 +1,7 @@
 """An atomic write replaces all or nothing, and those who write into one folder take turns."""
 
+import io
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -14,7 +16,7 @@ import esper
 from esper import files
 from esper.cli import main
 from esper.errors import RunError
-from esper.files import LOCK_FILE, lock_folder, write_atomically
+from esper.files import LOCK_FILE, lock_folder, print_line, write_atomically
 from esper.lab.report import write_report
 from esper.runs.run_directory import RunDirectory
 from esper.serialization import Checkpoints
@@ -192,3 +194,11 @@ def test_files_that_must_agree_are_written_under_one_lock(
     folder = write(tmp_path, made)
     assert sum(count for inside, count in written.items() if inside.is_relative_to(folder)) > 1
     assert locked[folder] == 1
+
+
+def test_a_line_is_printed_where_the_output_lacks_a_character(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training with verbose=True must not end at the first standard error, as with PYTHONIOENCODING=ascii."""
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    print_line("loss 3% ± 1%")
+    assert written.getvalue() == b"loss 3% ? 1%\n"

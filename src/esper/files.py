@@ -159,7 +159,8 @@ def read_bounded(path: Path, most: int) -> bytes:
 
 def print_line(line: str) -> None:
     """Print at once, also where the output is a file."""
-    sys.stdout.write(f"{line}\n")
+    encoding = sys.stdout.encoding or "utf-8"
+    sys.stdout.write(f"{line}\n".encode(encoding, "replace").decode(encoding))
     sys.stdout.flush()
 
 

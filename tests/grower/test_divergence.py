@@ -244,3 +244,18 @@ def test_it_is_measured_as_often_as_before_and_once_more_after_a_rollback() -> N
     nn.init.constant_(training.model.host[0].weight, math.nan)
     grower.step(train_loss=training.epoch())
     assert calls == 4, "not of the model that was not finite"
+
+
+def test_an_accuracy_that_counts_as_a_loss_is_named() -> None:
+    training = Training(controller="none")
+    grower = Grower(
+        training.model,
+        training.optimizer,
+        controller="none",
+        evaluate=lambda model: training.evaluate(model)[1],  # type: ignore[index]
+    )
+    with pytest.warns(
+        UserWarning, match="if it is an accuracy, which rises, return .loss, accuracy. or use esper.Metric"
+    ):
+        for _ in range(9):
+            grower.step(train_loss=training.epoch())
