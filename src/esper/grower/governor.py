@@ -339,11 +339,7 @@ class LearningCheck:
             signs = ", and its output is the same for all examples" if constant_output else ""
             signs += ", its gradients are zero" if idle else ""
             is_fraction = len(metrics) == 1 and self._scores.chance_loss < loss <= 1
-            hint = (
-                "; if it is an accuracy, which rises, return (loss, accuracy) or use esper.Metric"
-                if is_fraction
-                else ""
-            )
+            hint = "; if it is an accuracy, return (loss, accuracy) or use esper.Metric" if is_fraction else ""
             warnings.warn(
                 f"the network {what} for {CHECKS_AT_CHANCE} decisions: its validation loss is {loss:.4g}, {chance} "
                 f"{self._scores.chance_loss:.4g}{signs}. No module is kept until it improves: check the learning "
