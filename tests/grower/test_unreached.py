@@ -69,12 +69,12 @@ class Loop:
                 bare.weight, bare.bias = layer.weight, layer.bias
             yield bare
 
-    def train(self) -> float:
+    def train(self, backward: Callable[[Tensor], object] = Tensor.backward, *, set_to_none: bool = True) -> float:
         self.model.train()
         for _ in range(self.steps):
-            self.optimizer.zero_grad()
+            self.optimizer.zero_grad(set_to_none)
             value = F.cross_entropy(self.compute(), self.labels)
-            value.backward()
+            backward(value)
             self.optimizer.step()
         return value.item()
 
@@ -192,48 +192,34 @@ def accumulating(loop: Loop, decision: int) -> float:
 
 
 def kept_zeros(loop: Loop, decision: int) -> float:
-    for _ in range(2):
-        loop.optimizer.zero_grad(set_to_none=False)
-        value = F.cross_entropy(loop.compute(), loop.labels)
-        value.backward()
-        loop.optimizer.step()
-    return value.item()
+    return loop.train(set_to_none=False)
 
 
 def dropped_in_the_step(loop: Loop, decision: int) -> float:
     """As where an optimizer steps within the backward pass, and drops gradients at once."""
 
-    def drop(*_: Any) -> None:
+    def backward(value: Tensor) -> None:
+        value.backward()
         for parameter in loop.model.parameters():
             parameter.grad = None
 
-    for _ in range(2):
-        value = F.cross_entropy(loop.compute(), loop.labels)
-        value.backward()
-        drop()
-        loop.optimizer.step()
-    return value.item()
+    return loop.train(backward)
 
 
 def routed(loop: Loop, decision: int) -> float:
     """One step per decision, every other of which leaves the slots out."""
-    loop.optimizer.zero_grad()
-    loop.cause = "not_called" if decision % 2 else ""
-    value = F.cross_entropy(loop.compute(), loop.labels)
-    value.backward()
-    loop.optimizer.step()
-    return value.item()
+    loop.cause, loop.steps = "not_called" if decision % 2 else "", 1
+    return loop.train()
 
 
 def written_by_hand(loop: Loop, decision: int) -> float:
-    for _ in range(2):
-        value = F.cross_entropy(loop.compute(), loop.labels)
+    def backward(value: Tensor) -> None:
         learning = [parameter for parameter in loop.model.parameters() if parameter.requires_grad]
         gradients = torch.autograd.grad(value, learning, allow_unused=True)
         for parameter, gradient in zip(learning, gradients, strict=True):
             parameter.grad = gradient
-        loop.optimizer.step()
-    return value.item()
+
+    return loop.train(backward)
 
 
 def without_a_step(loop: Loop, decision: int) -> float:
@@ -275,16 +261,14 @@ def test_seeds_with_forks_are_reached() -> None:
         evaluate=esper.Refit(validate),
         loss=lambda inputs, labels: F.cross_entropy(loop.model(inputs), labels),
     )
+
+    def backward(value: Tensor) -> None:
+        loop.grower.isolated_backward(value, loop.inputs, loop.labels)
+        value.backward()
+
     with silent():
         for _ in range(DECISIONS):
-            loop.model.train()
-            for _ in range(2):
-                loop.optimizer.zero_grad()
-                value = F.cross_entropy(loop.compute(), loop.labels)
-                loop.grower.isolated_backward(value, loop.inputs, loop.labels)
-                value.backward()
-                loop.optimizer.step()
-            loop.grower.step(train_loss=value.item())
+            loop.grower.step(train_loss=loop.train(backward))
     assert set(loop.model.seeds) == {"0", "2"}
 
 

@@ -216,7 +216,7 @@ HORIZON = 100
 MAX_UNPLANNED_PROGRESS = 0.5
 """Most progress that controllers see then: until there every rule plants."""
 PROBATIONS_PER_HORIZON = 4
-"""A probation is at most this part of the horizon."""
+"""The horizon has room for so many probations."""
 MIN_LOOKS = 3
 """Looks while modules may be planted, if growth is long enough."""
 PLANTING_PART = 3
