@@ -497,6 +497,14 @@ def validate(model: nn.Module) -> tuple[float, float]:
     return float(F.cross_entropy(logits, labels)), float((logits.argmax(1) == labels).float().mean())
 
 
+@torch.no_grad()
+def validate_examples(model: nn.Module) -> tuple[Tensor, Tensor]:
+    """Loss and hit of every validation example."""
+    inputs, labels = make_data(64, seed=1)
+    logits = model.eval()(inputs)
+    return F.cross_entropy(logits, labels, reduction="none"), logits.argmax(1) == labels
+
+
 def packed(state: dict[str, Any]) -> Tensor:
     """A grower's state but for what was spent: no two runs take the same seconds."""
     return pack_state({**state, "memory": {name: part for name, part in state["memory"].items() if name != "spending"}})

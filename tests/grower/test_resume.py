@@ -37,6 +37,7 @@ from factories import (
     packed,
     remembered,
     validate,
+    validate_examples,
 )
 
 DECISIONS = 8
@@ -58,17 +59,8 @@ def _told(decision: int) -> Any:
     return lambda loss: math.nan if decision == DECISIONS else loss
 
 
-def _validate_examples(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Loss and correctness of each example."""
-    inputs, labels = make_data(64, seed=1)
-    with torch.no_grad():
-        logits = model.eval()(inputs)
-    losses = torch.nn.functional.cross_entropy(logits, labels, reduction="none")
-    return {"loss": losses, "accuracy": logits.argmax(1) == labels}
-
-
 EVALUATORS: dict[str, Callable[[], Any]] = {
-    "values of examples": lambda: _validate_examples,
+    "values of examples": lambda: validate_examples,
     "validation": lambda: esper.Validation("classification", [make_data(64, seed=1)]),
 }
 

@@ -5,9 +5,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor, nn
-from torch.nn import functional
 
 from esper import Decision
 from esper.control.rules import LookRule, LookSettings
@@ -16,7 +13,7 @@ from esper.growth.promise import PromiseSettings
 from esper.lifecycle.actions import Op
 from esper.lifecycle.table import Stage
 from esper.lifecycle.transitions import Cause
-from factories import Loop, make_data
+from factories import Loop, validate_examples
 from open_rules import open_rules
 
 CONTROLLERS = ("heuristic", "periodic", "look", "random", "all_at_start")
@@ -93,17 +90,9 @@ def test_a_rule_s_decision_has_the_figures_and_the_threshold_that_it_went_by(con
         assert (module.by, module.rating) == (controller, figures)
 
 
-@torch.no_grad()
-def measure_examples(model: nn.Module) -> tuple[Tensor, Tensor]:
-    """Loss and hit of every validation example."""
-    inputs, labels = make_data(64, seed=1)
-    logits = model.eval()(inputs)
-    return functional.cross_entropy(logits, labels, reduction="none"), logits.argmax(1) == labels
-
-
 @pytest.mark.parametrize("controller", ["heuristic", "all_at_start"])
 def test_where_the_value_of_each_example_is_known_figures_have_an_error(controller: str) -> None:
-    loop = begun(controller, evaluate=measure_examples)
+    loop = begun(controller, evaluate=validate_examples)
     decisions = play(loop, 2 * DECISIONS)
     assert any(decision.rating is not None for decision in decisions)
     ending = loop.grower.finish()

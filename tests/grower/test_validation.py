@@ -289,12 +289,13 @@ def test_a_measurement_changes_neither_modes_nor_buffers(how: str) -> None:
         model, torch.optim.SGD(model.parameter_groups(lr=0.0)), controller="all_at_start", evaluate=evaluate, horizon=9
     )
     model.train()
+    host[3].eval()
     before = {name: buffer.clone() for name, buffer in host[1].named_buffers()}
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         for _ in range(3):
             grower.step(train_loss=1.0)
-    assert all(module.training for module in model.modules())
+    assert all(module.training is (module is not host[3]) for module in model.modules())
     for name, buffer in host[1].named_buffers():
         assert torch.equal(buffer, before[name]), name
     assert not measured[0].requires_grad

@@ -322,7 +322,7 @@ class RunRecorder(GrowerCallback):
             store.emit(RunResumed(iteration=decisions, platform=platform))
         store.flush()
 
-        def locate(_row: int = 0) -> NetworkStep:
+        def locate(_row: int) -> NetworkStep:
             # One episode of one environment; the engine's first application is before the first decision.
             number = int(engine.decisions[0]) - 1
             return NetworkStep(iteration=number, episode=1, environment=0, step=number - 1)

@@ -82,7 +82,7 @@ class SeedlessFork:
         assert slot.seed is not None
         self.seed = slot.seed  # left out here
         self.comparable = False
-        """Whether it is old enough."""
+        """Whether it is old enough to be compared with."""
         self._call = _FunctionCall(model)
         self._slot = slot
         self._model_optimizer = optimizer

@@ -54,6 +54,7 @@ class Spending:
         counted_in: Spending | None = None,
     ) -> None:
         self._model, self._max_flops, self._max_seconds = model, training_flops, seconds
+        self.limited = training_flops is not None or seconds is not None
         self._counted_in = counted_in
         self._flops = self._backward_flops = 0.0
         """FLOPs in all, and of the backward pass that belongs to the latest forward pass."""
@@ -75,11 +76,6 @@ class Spending:
     def seconds(self) -> float:
         """Seconds spent so far, without those between saving and loading."""
         return time.monotonic() - self._started
-
-    @property
-    def limited(self) -> bool:
-        """Whether there is a budget."""
-        return self._max_flops is not None or self._max_seconds is not None
 
     @property
     def share(self) -> float:
