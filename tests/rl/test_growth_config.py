@@ -259,7 +259,7 @@ def test_gate_g5_refuses_what_is_older_than_the_rules_allow(oldest: int, stale: 
         holding = running.population.table.stage[0, 0] == Stage.HOLDING
         legal = bool(running.legal_actions().op[0, Op.FOSSILIZE])
         running.step(make_wait_actions(1))
-        reason = running.engine.applied.step.gates[0, 0]
+        reason = running.engine.applied.gates[0, 0]
         if holding:
             assert legal == (reason == Reason.PASSED)
             (passed if legal else refused).add(age)

@@ -1,4 +1,4 @@
-"""The growth engine: everything about the growth of networks but their training; its settings and its interfaces."""
+"""The growth engine: everything about the growth of networks but their training; its settings and interfaces."""
 
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -18,7 +18,7 @@ from esper.lifecycle.actions import make_wait_actions
 from esper.lifecycle.rules import ActionMasks, Reason
 from esper.lifecycle.table import SeedMeasurements, SeedTable, Stage
 from esper.lifecycle.transitions import Step, Transitions
-from esper.numerics.arrays import Bools, Floats, Int8s, Ints, replace_where
+from esper.numerics.arrays import Bools, Floats, Ints, replace_where
 from esper.numerics.devices import Deferred
 from esper.serialization import from_plain, to_plain
 
@@ -46,7 +46,7 @@ class GrowthConfig(Settings):
     """
 
     def require_measurements(self, horizon: int) -> None:
-        """Raise ValueError unless an episode of so many decisions measures every slot, and promises in time."""
+        """Raise ValueError unless so many decisions measure every slot, and promises in time."""
         if self.counterfactual_every > horizon:
             raise ValueError(
                 f"growth.counterfactual_every is {self.counterfactual_every}, but there are only {horizon} decisions: "
@@ -59,12 +59,12 @@ class GrowthConfig(Settings):
             )
 
     def find_due_counterfactuals(self, decision: Ints, slots: int) -> Bools:
-        """The slots whose counterfactuals are measured after the decision of number ``decision [E]``: ``[E, S]``."""
+        """The slots whose counterfactuals are measured after decision number ``decision [E]``: ``[E, S]``."""
         # Slots take turns: each is due at another remainder.
         return (decision[:, None] + np.arange(slots)) % self.counterfactual_every == 0
 
     def find_stalled(self, plateau_age: Floats, table: SeedTable) -> Bools:
-        """The networks that end on a plateau, ``[E]``, after ``plateau_age [E]`` decisions without an improvement."""
+        """The networks that end on a plateau of age ``plateau_age [E]``: ``[E]``."""
         if self.plateau is None:
             return np.zeros(len(plateau_age), np.bool_)
         # A living seed may still bring the improvement.
@@ -72,52 +72,29 @@ class GrowthConfig(Settings):
 
 
 class GrowthBackend(Restorable, Protocol):
-    """E networks that the engine can measure, snapshot and restore. Training them is not its business."""
+    """E networks that the engine can measure, snapshot and restore; ``due``, bool ``[E, S]``, are slots to be measured.
+
+    The evaluation of `start_measurement`, after that training, has `skill` by M = ``skills`` measures, and `finite`,
+    with ``check_finite`` also of parameters and moments. ``chance_level``: loss and score of guessing, as far as they
+    are known.
+    """
 
     @property
-    def networks(self) -> GrowingNetworks:
-        """The networks with their lifecycle tables."""
-        ...
+    def networks(self) -> GrowingNetworks: ...
 
     @property
-    def skills(self) -> int:
-        """M, how many measures of skill a measurement has."""
-        ...
+    def skills(self) -> int: ...
 
     @property
-    def chance_level(self) -> tuple[float, float]:
-        """Loss and score of networks that guess, as far as they are known."""
-        ...
+    def chance_level(self) -> tuple[float, float]: ...
 
     def start_measurement(
         self, training: Deferred[TrainingReport], due: Bools, *, check_finite: bool
-    ) -> Deferred[tuple[TrainingReport, Evaluation]]:
-        """Measure the networks and the modules in the slots ``due``, bool ``[E, S]``, after that training.
+    ) -> Deferred[tuple[TrainingReport, Evaluation]]: ...
 
-        The evaluation has `skill` and `finite`, with ``check_finite`` also of parameters and moments.
-        """
-        ...
+    def evaluate(self, due: Bools) -> Evaluation: ...
 
-    def evaluate(self, due: Bools) -> Evaluation:
-        """Measure the networks as they are now, with the modules in the slots ``due``, bool ``[E, S]``."""
-        ...
-
-    def measure_promises(self, due: Bools) -> Promises:
-        """Measure what blueprints promise in the slots ``due``, bool ``[E, S]``."""
-        ...
-
-
-@dataclass(frozen=True)
-class Applied:
-    """What the newest actions did, and what was known before them."""
-
-    actions: Ints
-    """``[E, 8]``."""
-    step: Step
-    stages: Int8s
-    """Stages of the slots before it, ``[E, S]``."""
-    contributions: Floats
-    """Contributions that were known before it, ``[E, S]``."""
+    def measure_promises(self, due: Bools) -> Promises: ...
 
 
 @dataclass(frozen=True)
@@ -126,7 +103,7 @@ class Assessed:
 
     training: TrainingReport
     evaluation: Evaluation
-    """The networks after rollbacks; `skill`, `finite` and `diverged` are from before them."""
+    """After rollbacks; `skill`, `finite` and `diverged` are from before them."""
     before_rollback: Evaluation
     intervention: Intervention
     measurements: SeedMeasurements
@@ -155,61 +132,49 @@ class GrowthEngine:
         self.backend, self.networks, self.config = backend, backend.networks, config
         size, slots, blueprints = self.networks.specs.compatible.shape
         self._snapshot_measurements = SeedMeasurements.none(size, slots)
-        """The measurements at each network's last snapshot."""
         self.governor = Governor(self, config.governor, backend.skills)
         self.history = History(size, slots, blueprints, *backend.chance_level)
         self.promises = None if config.promise is None else PromiseRecord(size, slots, blueprints, config.promise)
-        """What blueprints promise; None where it is not measured."""
         self.decisions: Ints = np.zeros(size, np.int64)
         """Decisions taken in the present episodes, ``[E]``."""
         self.applied = self._apply_nothing(make_wait_actions(size))
-        """The newest actions; a loaded engine knows them, but not what they did."""
+        """The newest decisions; a loaded engine knows the actions, but not what they did."""
+        self.contributions_before: Floats = self.history.accuracy_contribution
+        """Contributions that were known when they were taken, ``[E, S]``."""
         self._assessed: Assessed | None = None
         self._overdue: Bools = np.zeros(size, np.bool_)
         """Networks whose promises were due and could not be measured, ``[E]``."""
 
-    def _apply_nothing(self, actions: Ints) -> Applied:
+    def _apply_nothing(self, actions: Ints) -> Step:
         table = self.networks.table
         gates = np.full(table.stage.shape, Reason.NO_GATE, np.int8)
-        step = Step(table, Transitions.none(), gates)
-        return Applied(actions, step, table.stage, self.history.accuracy_contribution)
+        return Step(actions, table.stage, gates, Transitions.none(), table)
 
     @property
     def assessed(self) -> Assessed:
-        """What was measured after the newest training."""
         assert self._assessed is not None, "nothing was measured since the engine was made or loaded"
         return self._assessed
 
     def observe(self, progress: Floats, horizon: int, rent: Floats, train_size: Floats) -> Observation:
-        """What controllers see now, on the CPU.
-
-        Args:
-            progress: Fraction of the episode that is over, ``[E]``.
-            horizon: Decisions in an episode.
-            rent: Price of growth: ``rent * log1p(added / host)`` is taken off the score, ``[E]``.
-            train_size: Number of training examples, ``[E]``.
-        """
+        """What controllers see now, on the CPU; arguments as in `FeatureInputs`."""
         rollbacks = self.governor.rollbacks_used
         return observe(
             FeatureInputs(self.networks, self.history, progress, horizon, rent, train_size, rollbacks, self.promises)
         )
 
     def legal_actions(self, disallowed: Bools | None = None) -> ActionMasks:
-        """What controllers may do now, without the operations ``disallowed``, as in `ActionMasks.without`."""
+        """What controllers may do now, without the operations ``disallowed`` (`ActionMasks.without`)."""
         masks = self.networks.legal_actions()
         return masks if disallowed is None or not disallowed.any() else masks.without(disallowed)
 
     def apply(self, actions: Ints, *, running: Bools | None = None, forget_skill: Bools | None = None) -> Step:
-        """Carry out one action per network, int64 ``[E, 8]``.
+        """Carry out one action per network, int64 ``[E, 8]``, which is ``wait`` outside of ``running``.
 
-        Args:
-            actions: ``wait`` in networks that are not running.
-            running: Networks whose episode goes on, bool ``[E]``; None: all.
-            forget_skill: Networks that may fall back to guessing if they lose a module now, bool ``[E]``; None: all.
+        ``running``, bool ``[E]``: networks whose episode goes on; None: all. ``forget_skill``, bool ``[E]``: networks
+        that may fall back to guessing if they lose a module now; None: all.
         """
-        stages, contributions = self.networks.table.stage, self.history.accuracy_contribution
         step = self.networks.decide(actions)
-        self.applied = Applied(actions, step, stages, contributions)
+        self.applied, self.contributions_before = step, self.history.accuracy_contribution
         everyone = np.ones(len(actions), np.bool_)
         pruned = step.transitions.env[step.transitions.after == Stage.PRUNED]
         lost_module = np.isin(np.arange(len(actions)), pruned)
@@ -258,11 +223,10 @@ class GrowthEngine:
 
     @property
     def size(self) -> int:
-        """E."""
         return self.backend.size
 
     def snapshot(self, rows: Bools) -> None:
-        """Keep the present state of the networks ``rows``, bool ``[E]``, with the measurements on their modules."""
+        """Keep the state of the networks ``rows``, bool ``[E]``, with the measurements of their modules."""
         self.backend.snapshot(rows)
         self._snapshot_measurements = replace_where(rows, self._snapshot_measurements, self.networks.measurements)
 
@@ -277,10 +241,8 @@ class GrowthEngine:
     def measure_promises(self, running: Bools, rows: Bools | None = None, *, supplied: Promises | None = None) -> None:
         """Measure what blueprints promise in free slots, where it is time to.
 
-        Args:
-            running: Networks for which another decision has passed, bool ``[E]``.
-            rows: Those of them that are to be measured; None: all.
-            supplied: Promises that were measured otherwise, and hold from now on.
+        ``running``, bool ``[E]``: networks for which another decision has passed; ``rows``: those to be measured, None:
+        all of them. ``supplied`` promises were measured otherwise.
         """
         if self.promises is None:
             return
@@ -305,7 +267,7 @@ class GrowthEngine:
         return self.config.find_stalled(self.history.plateau_age, self.networks.table)
 
     def restart(self, rows: Bools) -> None:
-        """Begin new episodes in ``rows``, bool ``[E]``, which hold other networks now; all others go on untouched."""
+        """Begin new episodes in ``rows``, bool ``[E]``, which hold other networks now."""
         self.history.restart(rows)
         self.governor.restart(rows)
         if self.promises is not None:
@@ -314,15 +276,15 @@ class GrowthEngine:
         self._overdue = self._overdue & ~rows
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the engine remembers, as plain values; the networks and their snapshots are saved by their owner."""
+        """All that the engine remembers; the networks and their snapshots are saved by their owner."""
         return to_plain(self._state())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where `state_dict` was called."""
         values = from_plain(self._state(), state, "the growth engine")
         self.decisions, self._overdue = values["decisions"], values["overdue"]
         self._snapshot_measurements = values["snapshot_measurements"]
         self.applied, self._assessed = self._apply_nothing(values["actions"]), None
+        self.contributions_before = self.history.accuracy_contribution
 
     def _state(self) -> dict[str, Any]:
         return {

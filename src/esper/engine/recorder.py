@@ -43,7 +43,7 @@ class DecisionRecorder:
 
     def record_gates(self, running: Bools) -> Iterator[GateChecked]:
         """Gates that have opened, closed or come ahead of a slot, in the networks ``running [E]``."""
-        stages, reasons = self._engine.applied.stages, self._engine.applied.step.gates
+        stages, reasons = self._engine.applied.stages, self._engine.applied.gates
         changed = (reasons != self.reasons) | (stages != self.gated_stages)
         self.reasons, self.gated_stages = reasons, stages
         for row, slot in np.argwhere(changed & (reasons != Reason.NO_GATE) & running[:, None]).tolist():
@@ -62,7 +62,7 @@ class DecisionRecorder:
 
         ``contributions [E, S]`` are those known at the decision, unless they are given.
         """
-        contributions = self._engine.applied.contributions if contributions is None else contributions
+        contributions = self._engine.contributions_before if contributions is None else contributions
         blueprints: list[int] = changes.blueprint.tolist()
         for index, blueprint in enumerate(blueprints):
             row, slot = int(changes.env[index]), int(changes.slot[index])

@@ -189,7 +189,7 @@ class RunRecorder(GrowerCallback):
             store.append(encode_events(recorder.record_rollbacks(**own)))
         everyone = np.ones(1, np.bool_)
         store.append(encode_events(recorder.record_gates(everyone)))
-        changes = concatenate_transitions([engine.assessed.intervention.transitions, engine.applied.step.transitions])
+        changes = concatenate_transitions([engine.assessed.intervention.transitions, engine.applied.transitions])
         ratings = [change.rating for change in decision.changes]
         store.append(encode_events(recorder.record_transitions(changes, everyone, ratings)))
         owned = [Stage(stage) in OWNING for stage in engine.applied.stages[0].tolist()]

@@ -87,12 +87,17 @@ def clear_changed_measurements(measurements: SeedMeasurements, changes: Transiti
 
 @dataclass(frozen=True)
 class Step:
-    """The result of one step."""
+    """One step: the actions, and what they and time did."""
 
-    table: SeedTable
-    transitions: Transitions
+    actions: Ints
+    """``[E, 8]``."""
+    stages: Int8s
+    """Stages of the slots before the step, ``[E, S]``."""
     gates: Int8s
     """The `Reason` of the gate ahead of each slot before the step, ``[E, S]``."""
+    transitions: Transitions
+    table: SeedTable
+    """After the step."""
 
 
 def step(
@@ -133,7 +138,7 @@ def step(
     # Changes of alpha and removals need no gate.
     ungated = (causes == Cause.SET_ALPHA) | (causes == Cause.PRUNE)
     reasons = np.where(ungated, np.int8(Reason.NO_GATE), gates)
-    return Step(draft, _list_changes(table, draft, causes, reasons), gates)
+    return Step(actions, table.stage, gates, _list_changes(table, draft, causes, reasons), draft)
 
 
 def remove_seeds(table: SeedTable, slots: Bools) -> tuple[SeedTable, Transitions]:
