@@ -36,6 +36,22 @@ def run(folder: Path, how: str) -> list[dict[str, Any]]:
     return [torch.load(folder / f"rank-{rank}-{how}.pt", weights_only=True) for rank in range(RANKS)]
 
 
+def train_alone(
+    model: esper.GrowingModel, decisions: int = DECISIONS, **options: Any
+) -> tuple[Grower, list[float], list[str], list[dict[str, Any]]]:
+    """One process with all the data: its grower, and after each decision the gradient, the decision and the forks."""
+    optimizer = torch.optim.AdamW(model.parameter_groups(lr=1e-2))
+    settings: dict[str, Any] = {"controller": "random", "evaluate": validate, "horizon": 20, "seed": SEED, **options}
+    grower = Grower(model, optimizer, **settings)
+    gradients, told, forks = list[float](), list[str](), list[dict[str, Any]]()
+    for number in range(decisions):
+        gradient, decision = train(model, grower, slice(96), blown_up=number == BLOWN_UP)
+        gradients.append(gradient)
+        told.append(decision)
+        forks.append(copy_forks(grower))
+    return grower, gradients, told, forks
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
     folder = tmp_path_factory.mktemp("processes")
@@ -76,12 +92,7 @@ def test_all_processes_finish_alike_as_one_does(tmp_path: Path):
     first, second = run(tmp_path, "early")
     assert first["ending"] == second["ending"]
     torch.testing.assert_close(first["model"], second["model"], rtol=0, atol=0)
-    model = make_growing()
-    optimizer = torch.optim.AdamW(model.parameter_groups(lr=1e-2))
-    grower = Grower(model, optimizer, controller="random", evaluate=validate, horizon=20, seed=SEED)
-    for _ in range(EARLY):
-        train(model, grower, slice(96), blown_up=False)
-    ending = grower.finish()
+    ending = train_alone(make_growing(), EARLY)[0].finish()
     assert ending.changes
     assert first["ending"] == str(ending)
 
@@ -110,27 +121,20 @@ def test_training_resumes_on_all_processes(trained: tuple[Path, list[dict[str, A
 
 @pytest.mark.slow
 def test_they_do_what_one_process_does_with_all_the_data(trained: tuple[Path, list[dict[str, Any]]]):
-    model = make_growing()
-    optimizer = torch.optim.AdamW(model.parameter_groups(lr=1e-2))
-    grower = Grower(model, optimizer, controller="random", evaluate=validate, horizon=20, seed=SEED)
-    alone = [train(model, grower, slice(96), blown_up=number == BLOWN_UP) for number in range(DECISIONS)]
-    assert trained[1][0]["told"] == [decision for _, decision in alone]
-    assert trained[1][0]["gradients"] == pytest.approx([gradient for gradient, _ in alone], rel=1e-3)
+    _, gradients, told, _ = train_alone(make_growing())
+    assert trained[1][0]["told"] == told
+    assert trained[1][0]["gradients"] == pytest.approx(gradients, rel=1e-3)
 
 
 @pytest.mark.slow
 def test_what_grows_on_a_frozen_host_learns_alike_in_all_processes_as_in_one(tmp_path: Path):
     first, second = run(tmp_path, "frozen")
     torch.testing.assert_close(first["model"], second["model"], rtol=0, atol=0)
-    model = make_growing(frozen=True)
-    untouched = make_growing()
-    optimizer = torch.optim.AdamW(model.parameter_groups(lr=1e-2))
-    grower = Grower(model, optimizer, controller="random", evaluate=validate, horizon=20, seed=SEED)
-    alone = [train(model, grower, slice(96), blown_up=number == BLOWN_UP) for number in range(DECISIONS)]
-    assert first["told"] == second["told"] == [decision for _, decision in alone]
-    assert first["gradients"] == pytest.approx([gradient for gradient, _ in alone], rel=1e-3)
+    _, gradients, told, _ = train_alone(make_growing(frozen=True))
+    assert first["told"] == second["told"] == told
+    assert first["gradients"] == pytest.approx(gradients, rel=1e-3)
     assert any("germinate" in decision for decision in first["told"])
-    for name, tensor in untouched.host.state_dict().items():
+    for name, tensor in make_growing().host.state_dict().items():
         assert torch.equal(first["model"][f"host.{name}"], tensor)
 
 
@@ -140,22 +144,12 @@ def test_forks_learn_alike_in_all_processes_as_in_one(tmp_path: Path):
     torch.testing.assert_close(first["model"], second["model"], rtol=0, atol=0)
     torch.testing.assert_close(first["forks"], second["forks"], rtol=0, atol=0)
     model = make_growing()
-    optimizer = torch.optim.AdamW(model.parameter_groups(lr=1e-2))
-    grower = Grower(
-        model,
-        optimizer,
-        controller="random",
-        evaluate=esper.Refit(validate),
-        horizon=20,
-        seed=SEED,
-        rules=HELD,
-        loss=lambda inputs, labels: F.cross_entropy(model(inputs), labels),
-    )
-    told: list[str] = []
-    forks: list[dict[str, Any]] = []
-    for number in range(DECISIONS):
-        told.append(train(model, grower, slice(96), blown_up=number == BLOWN_UP)[1])
-        forks.append(copy_forks(grower))
+    options: dict[str, Any] = {
+        "evaluate": esper.Refit(validate),
+        "rules": HELD,
+        "loss": lambda inputs, labels: F.cross_entropy(model(inputs), labels),
+    }
+    _, _, told, forks = train_alone(model, **options)
     assert first["told"] == second["told"] == told
     assert forks[BLOWN_UP - 1]
     torch.testing.assert_close(first["forks"], forks, rtol=1e-3, atol=1e-5)
