@@ -19,8 +19,8 @@ from esper.errors import TaskError
 from esper.numerics.arrays import Float32s, Floats, Ints
 from esper.numerics.modules import Conv1d, Linear, Stackable
 from esper.numerics.random_streams import child_generator
-from esper.tasks.instance import PARTS, Data, Instance, LabelledArrays, Part, Scale, add_label_noise, standardise
-from esper.tasks.suite import OptimizerSettings, Source, Suite, draw_log_uniform, find_by_name
+from esper.tasks.instance import PARTS, Instance, LabelledArrays, Part, add_label_noise
+from esper.tasks.suite import OptimizerSettings, SampledSuite, Source, draw_log_uniform, find_by_name
 
 CLASSES = 10
 """Number of classes in each data set."""
@@ -192,7 +192,6 @@ class ConvHost(Stackable):
 
 # Suites
 
-LEARNING_RATES = (0.007, 0.02)
 RENTS = (0.03, 0.08, 0.15)
 NOISE = 0.3
 
@@ -221,7 +220,7 @@ _TRANSFER: Mapping[str, Condition] = {
 _CONDITIONS = {**_TRAINING, **_TRANSFER}
 
 
-class DatasetSuite(Suite):
+class DatasetSuite(SampledSuite):
     """A suite on a fixed data set: a family is a condition of the data, a variant the widths of the host.
 
     The last ``test_size`` rows are the test part; each instance splits the others by its random seed.
@@ -236,7 +235,7 @@ class DatasetSuite(Suite):
     families = tuple(_TRAINING)
     transfer_families = tuple(_TRANSFER)
 
-    learning_rates = LEARNING_RATES
+    learning_rates = (0.007, 0.02)
     train_sizes: tuple[int, ...]
     scarce_train_size: int
     dataset: Callable[[], LabelledArrays]
@@ -278,27 +277,18 @@ class DatasetSuite(Suite):
             label_noise=condition.label_noise,
         )
 
-    def data(self, instance: Instance, part: Part, phase: int = 0) -> Data:
-        """Inputs ``[N, *input_shape]``, standardised by the training part, and labels; the data never drift."""
-        self.check(instance)
-        if phase:
-            raise TaskError(f"suite '{self.name}' has no phase {phase}: its data never drift")
-        inputs = self._select_inputs(instance, part)
-        labels = self.dataset().labels[self._select_rows(instance, part)]
-        if part == "train" and instance.label_noise:
-            labels = add_label_noise(
-                labels, instance.label_noise, self.classes, child_generator(instance.seed, _LABELS)
-            )
-        scale = Scale.of(inputs if part == "train" else self._select_inputs(instance, "train"))
-        return standardise(inputs.reshape(-1, *self.input_shape), labels, scale)
-
-    def _select_inputs(self, instance: Instance, part: Part) -> Float32s:
-        inputs = self.dataset().inputs[self._select_rows(instance, part)].astype(np.float32, copy=False)
+    def sample_part(self, instance: Instance, part: Part, phase: int) -> LabelledArrays:
+        rows = self._select_rows(instance, part)
+        inputs, labels = (array[rows] for array in self.dataset())
+        inputs = inputs.astype(np.float32, copy=False)
         distortion = _find_condition(instance.family).distortion
-        if distortion is None:
-            return inputs
-        fixed, fresh = child_generator(instance.seed, _FIXED), child_generator(instance.seed, _FRESH, PARTS.index(part))
-        return distortion(inputs, fixed, fresh)
+        if distortion is not None:
+            fresh = child_generator(instance.seed, _FRESH, PARTS.index(part))
+            inputs = distortion(inputs, child_generator(instance.seed, _FIXED), fresh)
+        if part == "train" and instance.label_noise:
+            noise = child_generator(instance.seed, _LABELS)
+            labels = add_label_noise(labels, instance.label_noise, self.classes, noise)
+        return LabelledArrays(inputs.reshape(-1, *self.input_shape), labels)
 
     def _select_rows(self, instance: Instance, part: Part) -> Ints:
         """Indices ``[N]`` of the data set's rows in a part of the instance."""

@@ -6,20 +6,18 @@ A controller that trains on them hardly ever meets the same suite twice. `Genera
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from esper.errors import TaskError
 from esper.numerics.modules import Conv1d, Linear, Stackable, TokenLinear, initialise
 from esper.numerics.random_streams import child_generator
 from esper.tasks.generated_problems import PROBLEMS, Draw, Shape
-from esper.tasks.instance import PARTS, Data, Instance, LabelledArrays, Part, Scale, add_label_noise, standardise
+from esper.tasks.instance import PARTS, Instance, LabelledArrays, Part, add_label_noise
 from esper.tasks.registry import GENERATED, SHORTEST
-from esper.tasks.suite import OptimizerSettings, Suite, draw_log_uniform, find_by_name
+from esper.tasks.suite import OptimizerSettings, SampledSuite, draw_log_uniform, find_by_name
 
 ACTIVATIONS: Mapping[str, Callable[[], nn.Module]] = {
     "relu": nn.ReLU,
@@ -166,7 +164,7 @@ _FIXED, _FRESH, _RECIPE, _OBJECTIVE = range(4)
 """Keys of random streams."""
 
 
-class GeneratedSuite(Suite):
+class GeneratedSuite(SampledSuite):
     """The generated suite of a number, which is at least 0. Its families are the problems for one kind of host."""
 
     validation_size = 128
@@ -235,26 +233,14 @@ class GeneratedSuite(Suite):
         self.check(instance)
         return build_host(self._plan, torch.Generator().manual_seed(instance.seed))
 
-    def data(self, instance: Instance, part: Part, phase: int = 0) -> Data:
-        """Inputs ``[N, *input_shape]``, standardised by the training part of the same phase, and labels."""
-        self.check(instance)
-        if phase not in ((0,) if instance.drift_step is None else (0, 1)):
-            raise TaskError(f"instance {instance.name} has no phase {phase}: only instances that drift have a phase 1")
-        training = _sample_examples(self, instance, "train", phase)
-        examples = training if part == "train" else _sample_examples(self, instance, part, phase)
-        return standardise(*examples, Scale.of(training.inputs))
-
-
-@lru_cache(maxsize=256)
-def _sample_examples(suite: GeneratedSuite, instance: Instance, part: Part, phase: int) -> LabelledArrays:
-    # Cached, because every part is standardised by the training part; callers must not write to it.
-    fixed = child_generator(instance.seed, phase, _FIXED)
-    fresh = child_generator(instance.seed, phase, _FRESH, PARTS.index(part))
-    draw = Draw(suite.count_examples(instance, part), PARTS.index(part), fixed, fresh)
-    inputs, labels = PROBLEMS[suite.kind][instance.family](suite.shape, draw)
-    if part == "train" and instance.label_noise:
-        labels = add_label_noise(labels, instance.label_noise, suite.classes, fresh)
-    return LabelledArrays(inputs, labels)
+    def sample_part(self, instance: Instance, part: Part, phase: int) -> LabelledArrays:
+        fixed = child_generator(instance.seed, phase, _FIXED)
+        fresh = child_generator(instance.seed, phase, _FRESH, PARTS.index(part))
+        draw = Draw(self.count_examples(instance, part), PARTS.index(part), fixed, fresh)
+        inputs, labels = PROBLEMS[self.kind][instance.family](self.shape, draw)
+        if part == "train" and instance.label_noise:
+            labels = add_label_noise(labels, instance.label_noise, self.classes, fresh)
+        return LabelledArrays(inputs, labels)
 
 
 def _draw_shape(kind: str, rng: np.random.Generator) -> Shape:

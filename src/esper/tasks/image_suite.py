@@ -6,8 +6,7 @@ In order: the samplers, the host, with three to five stages, the families and th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 
 import numpy as np
 import torch
@@ -17,8 +16,8 @@ from esper.numerics.arrays import Bools, Float32s, Floats, Ints
 from esper.numerics.modules import initialise
 from esper.numerics.random_streams import child_generator
 from esper.tasks.datasets import digits
-from esper.tasks.instance import PARTS, Data, Instance, LabelledArrays, Part, Scale, add_label_noise, standardise
-from esper.tasks.suite import OptimizerSettings, VariantSuite
+from esper.tasks.instance import PARTS, Instance, LabelledArrays, Part, add_label_noise
+from esper.tasks.suite import Families, OptimizerSettings, SampledSuite, Variant, VariantSuite
 
 # Samplers. What is fixed for an instance (colours, patterns, angles) is drawn from one generator, the examples from
 # another, so all parts of an instance pose the same problem.
@@ -291,23 +290,6 @@ STAGES: Mapping[str, Stages] = {"3_stages": THREE, "4_stages": FOUR, "5_stages":
 # Families and their hidden variants
 
 FULL = (24, 48, 64)
-TRAIN_SIZES = (256, 384, 512)
-
-
-@dataclass(frozen=True)
-class Variant:
-    """A hidden setting of a family."""
-
-    sampler: Sampler
-    stages: Stages = THREE
-    widths: tuple[int, int, int] = FULL
-    train_sizes: tuple[int, ...] = TRAIN_SIZES
-    label_noise: float = 0.0
-    after_drift: Sampler | None = None
-    """Replaces ``sampler`` at the instance's drift step."""
-
-
-Family = Mapping[str, Variant]
 
 # With this noise a host alone reaches an accuracy of about 0.75; with noise 2 it reached 0.99 without growth.
 _fine = partial(sample_texture, periods=(3.0, 4.5), noise=2.4)
@@ -319,15 +301,15 @@ _large_shape = partial(sample_shape, radii=(9.0, 13.0))
 _small_shape = partial(sample_shape, radii=(6.5, 9.5))
 _motif = partial(sample_motif, copies=10)
 
-TRAINING: Mapping[str, Family] = {
-    "texture": {"fine": Variant(_fine), "coarse": Variant(_coarse), "coarse_5_stages": Variant(_coarse, stages=FIVE)},
+TRAINING: Families = {
+    "texture": {"fine": Variant(_fine), "coarse": Variant(_coarse), "coarse_5_stages": Variant(_coarse, host=FIVE)},
     "shape": {
         "large_3_stages": Variant(_large_shape),
-        "large_5_stages": Variant(_large_shape, stages=FIVE),
-        "small_4_stages": Variant(_small_shape, stages=FOUR),
+        "large_5_stages": Variant(_large_shape, host=FIVE),
+        "small_4_stages": Variant(_small_shape, host=FOUR),
     },
-    "motif": {"3_stages": Variant(_motif), "5_stages": Variant(_motif, stages=FIVE)},
-    "bright": {"loud": Variant(_loud, stages=("late",)), "even": Variant(_even, stages=("late",))},
+    "motif": {"3_stages": Variant(_motif), "5_stages": Variant(_motif, host=FIVE)},
+    "bright": {"loud": Variant(_loud, host=("late",)), "even": Variant(_even, host=("late",))},
     "plain": {"hue": Variant(sample_hue), "noisy": Variant(_clear, train_sizes=(128,), label_noise=0.4)},
     "drift": {
         "to_shape": Variant(sample_hue, after_drift=_large_shape),
@@ -335,14 +317,14 @@ TRAINING: Mapping[str, Family] = {
     },
 }
 
-TRANSFER: Mapping[str, Family] = {
+TRANSFER: Families = {
     "dots": {
         "small": Variant(partial(sample_dots, size=2)),
-        "large": Variant(partial(sample_dots, size=4), stages=FOUR),
+        "large": Variant(partial(sample_dots, size=4), host=FOUR),
     },
     "glyph": {
         "3_stages": Variant(partial(sample_glyph, scale=4)),
-        "5_stages": Variant(partial(sample_glyph, scale=3), stages=FIVE),
+        "5_stages": Variant(partial(sample_glyph, scale=3), host=FIVE),
     },
 }
 
@@ -353,7 +335,7 @@ _FIXED = len(PARTS)
 """Key of an instance's random stream for what is fixed; the parts have the keys below it."""
 
 
-class ImageSuite(VariantSuite):
+class ImageSuite(SampledSuite, VariantSuite):
     """Coloured images of 32 x 32 pixels and ten classes, one host architecture for every family."""
 
     name = "images"
@@ -369,6 +351,8 @@ class ImageSuite(VariantSuite):
     optimizer = OptimizerSettings()
     kind = "image family"
     table = {**TRAINING, **TRANSFER}
+    widths = FULL
+    train_sizes = (256, 384, 512)
     rent = 0.08
     learning_rates = (0.003, 0.008)
     drift_steps = range(6, 11)
@@ -380,26 +364,13 @@ class ImageSuite(VariantSuite):
 
     def host(self, instance: Instance) -> ImageHost:
         self.check(instance)
-        stages = self.find_variant(instance.family, instance.variant).stages
+        stages: Stages = self.find_variant(instance.family, instance.variant).host or THREE
         return ImageHost(COLOURS, instance.widths, CLASSES, stages, torch.Generator().manual_seed(instance.seed))
 
-    def data(self, instance: Instance, part: Part, phase: int = 0) -> Data:
-        """Inputs ``[N, COLOURS, SIDE, SIDE]``, standardised by the training part of the same phase, and labels."""
-        self.check(instance)
-        examples = _sample_part(instance, part, phase, self.count_examples(instance, part))
-        return standardise(*examples, _measure_scale(instance, phase))
-
-
-@lru_cache(maxsize=1024)
-def _measure_scale(instance: Instance, phase: int) -> Scale:
-    """The scale of the training part, by which all parts are standardised."""
-    return Scale.of(_sample_part(instance, "train", phase, instance.train_size).inputs)
-
-
-def _sample_part(instance: Instance, part: Part, phase: int, count: int) -> LabelledArrays:
-    sampler: Sampler = ImageSuite.find_sampler(instance, phase)
-    fresh = child_generator(instance.seed, phase, PARTS.index(part))
-    examples = sampler(count, part, child_generator(instance.seed, phase, _FIXED), fresh)
-    if part == "train" and instance.label_noise:
-        return LabelledArrays(examples.inputs, add_label_noise(examples.labels, instance.label_noise, CLASSES, fresh))
-    return examples
+    def sample_part(self, instance: Instance, part: Part, phase: int) -> LabelledArrays:
+        sampler: Sampler = self.find_sampler(instance, phase)
+        fixed, fresh = (child_generator(instance.seed, phase, key) for key in (_FIXED, PARTS.index(part)))
+        inputs, labels = sampler(self.count_examples(instance, part), part, fixed, fresh)
+        if part == "train" and instance.label_noise:
+            labels = add_label_noise(labels, instance.label_noise, CLASSES, fresh)
+        return LabelledArrays(inputs, labels)

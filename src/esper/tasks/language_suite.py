@@ -5,12 +5,12 @@ at most positions several symbols may follow, and only the loss measures how wel
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from pathlib import Path
 from pydoc_data import topics
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from esper.numerics.arrays import Ints
 from esper.numerics.modules import Stackable
 from esper.numerics.random_streams import child_generator
 from esper.tasks.instance import PARTS, Data, Instance, Part, Scale, add_label_noise, standardise
-from esper.tasks.suite import OptimizerSettings, Source, VariantSuite
+from esper.tasks.suite import Families, OptimizerSettings, Source, Variant, VariantSuite
 
 # Samplers: sequences of symbols, from procedural grammars and from texts
 
@@ -315,70 +315,54 @@ BLIND = Shape(32, (0,) * 4, (64, 64, 64, 0))
 """Three blocks without attention, so that predictions depend on the last symbol only."""
 LINEAR = Shape(32, (2, 2, 0, 0), (0,) * 4)
 """Two blocks without hidden units."""
-TRAIN_SIZES = (512, 1024)
 SCARCE = (256,)
 
 
-@dataclass(frozen=True)
-class Variant:
-    """A hidden setting of a family."""
+def _vary(sampler: Sampler, shape: Shape, **settings: Any) -> Variant:
+    return Variant(sampler, (shape.width,) * len(shape.heads), shape, **settings)
 
-    sampler: Sampler
-    shape: Shape
-    train_sizes: tuple[int, ...] = TRAIN_SIZES
-    label_noise: float = 0.0
-    after_drift: Sampler | None = None
-    """Replaces ``sampler`` at the instance's drift step."""
-
-    @property
-    def widths(self) -> tuple[int, ...]:
-        """Number of channels at each site."""
-        return (self.shape.width,) * len(self.shape.heads)
-
-
-Family = Mapping[str, Variant]
 
 _chain = partial(sample_chain, order=1, symbols=32)
 _keyed = partial(sample_keyed_chain, keys=4, symbols=16)
 _two_apart, _three_apart = partial(sample_repetition, periods=(2,)), partial(sample_repetition, periods=(3,))
 
-TRAINING: Mapping[str, Family] = {
+TRAINING: Families = {
     "chain": {
-        "first_blind": Variant(_chain, BLIND, SCARCE, label_noise=0.3),
-        "second_full": Variant(partial(sample_chain, order=2, symbols=8), FULL),
+        "first_blind": _vary(_chain, BLIND, train_sizes=SCARCE, label_noise=0.3),
+        "second_full": _vary(partial(sample_chain, order=2, symbols=8), FULL),
     },
-    "keyed": {"blind": Variant(_keyed, BLIND), "linear": Variant(_keyed, LINEAR)},
-    "repetition": {"two_apart_blind": Variant(_two_apart, BLIND), "three_apart_linear": Variant(_three_apart, LINEAR)},
+    "keyed": {"blind": _vary(_keyed, BLIND), "linear": _vary(_keyed, LINEAR)},
+    "repetition": {"two_apart_blind": _vary(_two_apart, BLIND), "three_apart_linear": _vary(_three_apart, LINEAR)},
     "brackets": {
-        "shallow_blind": Variant(partial(sample_brackets, kinds=6, deepest=2), BLIND),
-        "deep_two": Variant(partial(sample_brackets, kinds=12, deepest=6), TWO),
+        "shallow_blind": _vary(partial(sample_brackets, kinds=6, deepest=2), BLIND),
+        "deep_two": _vary(partial(sample_brackets, kinds=12, deepest=6), TWO),
     },
     "sums": {
-        "base_5_linear": Variant(partial(sample_sums, base=5), LINEAR),
-        "base_4_blind": Variant(partial(sample_sums, base=4), BLIND),
+        "base_5_linear": _vary(partial(sample_sums, base=5), LINEAR),
+        "base_4_blind": _vary(partial(sample_sums, base=4), BLIND),
     },
     "prose": {
-        "three": Variant(partial(sample_text, name="help"), THREE),
-        "full": Variant(partial(sample_text, name="help"), FULL, SCARCE),
+        "three": _vary(partial(sample_text, name="help"), THREE),
+        "full": _vary(partial(sample_text, name="help"), FULL, train_sizes=SCARCE),
     },
     "drift": {
-        "to_keyed_blind": Variant(_chain, BLIND, after_drift=_keyed),
-        "to_repetition_two": Variant(_chain, TWO, after_drift=_two_apart),
+        "to_keyed_blind": _vary(_chain, BLIND, after_drift=_keyed),
+        "to_repetition_two": _vary(_chain, TWO, after_drift=_two_apart),
     },
 }
 
-TRANSFER: Mapping[str, Family] = {
+TRANSFER: Families = {
     "counts": {
-        "two_letters_blind": Variant(partial(sample_counts, letters=2, most=8), BLIND),
-        "three_letters_linear": Variant(partial(sample_counts, letters=3, most=5), LINEAR),
+        "two_letters_blind": _vary(partial(sample_counts, letters=2, most=8), BLIND),
+        "three_letters_linear": _vary(partial(sample_counts, letters=3, most=5), LINEAR),
     },
     "topics": {
-        "blind": Variant(partial(sample_topics, topics=4), BLIND),
-        "three": Variant(partial(sample_topics, topics=4), THREE),
+        "blind": _vary(partial(sample_topics, topics=4), BLIND),
+        "three": _vary(partial(sample_topics, topics=4), THREE),
     },
     "code": {
-        "blind": Variant(partial(sample_text, name="sources"), BLIND),
-        "three": Variant(partial(sample_text, name="sources"), THREE),
+        "blind": _vary(partial(sample_text, name="sources"), BLIND),
+        "three": _vary(partial(sample_text, name="sources"), THREE),
     },
 }
 
@@ -410,6 +394,7 @@ class LanguageSuite(VariantSuite):
     optimizer = OptimizerSettings(clip_norm=1.0)
     kind = "language family"
     table = {**TRAINING, **TRANSFER}
+    train_sizes = (512, 1024)
     rent = 0.04
     learning_rates = (0.006, 0.015)
     drift_steps = range(4, 8)
@@ -423,15 +408,15 @@ class LanguageSuite(VariantSuite):
 
     def host(self, instance: Instance) -> LanguageHost:
         self.check(instance)
-        shape = self.find_variant(instance.family, instance.variant).shape
+        shape: Shape = self.find_variant(instance.family, instance.variant).host
         return LanguageHost(shape, torch.Generator().manual_seed(instance.seed))
 
     def data(self, instance: Instance, part: Part, phase: int = 0) -> Data:
         """Standardised one-hot inputs ``[N, POSITIONS, SYMBOLS]``, and the next symbols ``[N, POSITIONS]``."""
-        self.check(instance)
+        self.check(instance, phase)
         # All parts are cut from one pool of distinct sequences, so they share none; training comes first.
         ends = np.cumsum([instance.train_size, self.validation_size, self.test_size])
-        pool = _sample_pool(instance, phase, int(ends[-1]))
+        pool = _sample_pool(self, instance, phase, int(ends[-1]))
         sequences = np.split(pool, ends[:-1])[PARTS.index(part)]
         inputs, labels = sequences[:, :-1], sequences[:, 1:]
         if part == "train" and instance.label_noise:
@@ -441,9 +426,9 @@ class LanguageSuite(VariantSuite):
 
 
 @lru_cache(maxsize=_CACHED_POOLS)
-def _sample_pool(instance: Instance, phase: int, count: int) -> Ints:
+def _sample_pool(suite: LanguageSuite, instance: Instance, phase: int, count: int) -> Ints:
     """Sequences ``[count, LENGTH]`` for all parts of an instance, no two with the same inputs."""
-    sampler: Sampler = LanguageSuite.find_sampler(instance, phase)
+    sampler: Sampler = suite.find_sampler(instance, phase)
     hidden, fresh = (child_generator(instance.seed, phase, stream) for stream in (_HIDDEN_STREAM, _FRESH_STREAM))
     pool = drop_repeated(sampler(count, hidden, fresh))
     for _ in range(_ROUNDS):

@@ -1,9 +1,13 @@
-"""A suite: a distribution of learning problems that share one host architecture and one optimizer."""
+"""A suite: a distribution of learning problems that share one host architecture and one optimizer.
+
+`Suite` is what every suite has, `SampledSuite` one with standardised inputs, `VariantSuite` one by tables.
+"""
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -15,7 +19,7 @@ from torch import nn
 from esper.config.settings import Settings
 from esper.errors import TaskError, did_you_mean
 from esper.numerics.flops import count_flops
-from esper.tasks.instance import Data, Instance, Part
+from esper.tasks.instance import Data, Instance, LabelledArrays, Part, Scale, standardise
 
 
 @dataclass(frozen=True)
@@ -23,13 +27,13 @@ class Source:
     """Where the data of a suite come from."""
 
     description: str
-    """How the data are obtained, as the end of a sentence that starts with "it is"."""
+    """The end of a sentence that starts with "it is"."""
     path: Path | None = None
-    """The file that is read; None if the data are computed."""
+    """The file that is read, if any."""
 
     @property
     def exists(self) -> bool:
-        """Whether the data can be used: they are computed, or their file exists."""
+        """Whether the data can be used."""
         return self.path is None or self.path.is_file()
 
 
@@ -65,9 +69,9 @@ _FIRST_SEED: dict[Split, int] = {"train": 0, "heldout": _SEEDS_PER_SPLIT, "trans
 class Suite(ABC):
     """A distribution of learning problems, the hosts for them, and the settings for training and scoring hosts.
 
-    All hosts have the same architecture at different widths. Padding their parameters and buffers with zeros, at the
-    end of every axis, to the shapes of ``template()`` does not change their outputs, and the gradient of every padded
-    entry is exactly zero. So any mix of instances can be stacked into one program.
+    All hosts have one architecture at different widths. Padding their parameters and buffers with zeros, at the end of
+    every axis, to the shapes of ``template()`` changes no output, and the gradient of every padded entry is exactly
+    zero: any mix of instances can be stacked into one program.
 
     Hosts return logits ``[B, *label_shape, classes]``. The loss is the mean over examples and labelled positions.
     """
@@ -122,11 +126,10 @@ class Suite(ABC):
 
     @abstractmethod
     def data(self, instance: Instance, part: Part, phase: int = 0) -> Data:
-        """A part of an instance's data; phase 1 is after the drift. Raises TaskError if there is no such phase."""
+        """A part of an instance's data; phase 1 is after the drift."""
 
     def sample(self, count: int, split: Split, generator: np.random.Generator) -> list[Instance]:
         """Draw instances so that every prefix of the list is balanced over families and variants."""
-        # Cycle through the families and, within each, through its variants, both in random order.
         families = _shuffle_names(self.transfer_families if split == "transfer" else self.families, generator)
         if count and not families:
             raise TaskError(f"suite {self.name!r} has no families for the split {split!r}: choose another split")
@@ -150,8 +153,7 @@ class Suite(ABC):
 
     def flops(self, instance: Instance) -> int:
         """FLOPs of a forward pass of an instance's host per example; a multiply-add counts as two."""
-        # Batch normalisation cannot train on one example.
-        host, inputs = self.host(instance), torch.zeros(2, *self.input_shape)
+        host, inputs = self.host(instance), torch.zeros(2, *self.input_shape)  # batch norm needs two examples
         counted = count_flops(host, lambda: host(inputs))
         if counted.uncounted:
             raise TaskError(
@@ -172,13 +174,15 @@ class Suite(ABC):
 
     @property
     def slot_names(self) -> tuple[str, ...]:
-        """Names of the slots: of the submodules that they follow."""
+        """Names of the submodules that slots follow."""
         return tuple(site if isinstance(site, str) else site[-1] for site in self.sites)
 
-    def check(self, instance: Instance) -> None:
-        """Check that an instance belongs to this suite; raises TaskError if not."""
+    def check(self, instance: Instance, phase: int = 0) -> None:
+        """Raise TaskError unless the instance belongs to this suite and its data have this phase."""
         if instance.suite != self.name:
             raise TaskError(f"instance {instance.name} belongs to suite '{instance.suite}', not to '{self.name}'")
+        if phase not in ((0,) if instance.drift_step is None else (0, 1)):
+            raise TaskError(f"instance {instance.name} has no phase {phase}: only instances that drift have a phase 1")
 
 
 def _shuffle_names(names: tuple[str, ...], generator: np.random.Generator) -> list[str]:
@@ -186,64 +190,96 @@ def _shuffle_names(names: tuple[str, ...], generator: np.random.Generator) -> li
 
 
 def draw_log_uniform(low: float, high: float, rng: np.random.Generator) -> float:
-    """Draw a log-uniform number between ``low`` and ``high``."""
+    """A log-uniform number between ``low`` and ``high``."""
     return math.exp(rng.uniform(math.log(low), math.log(high)))
 
 
 def find_by_name(kind: str, name: str, table: Mapping[str, Value]) -> Value:
-    """``table[name]``; raises TaskError with close matches, or with all choices if nothing is close."""
+    """``table[name]``; raises TaskError with close matches or all choices."""
     if name in table:
         return table[name]
     hint = did_you_mean(name, table) or f"; choose from {', '.join(table)}"
     raise TaskError(f"no {kind} is called {name!r}{hint}")
 
 
+class SampledSuite(Suite):
+    """A suite whose parts are sampled as arrays, and standardised by the training part of the same phase."""
+
+    @abstractmethod
+    def sample_part(self, instance: Instance, part: Part, phase: int) -> LabelledArrays:
+        """The part's examples ``[N, *input_shape]``, not standardised, with label noise in the training part."""
+
+    def data(self, instance: Instance, part: Part, phase: int = 0) -> Data:
+        """Standardised inputs ``[N, *input_shape]``, and labels."""
+        self.check(instance, phase)
+        examples = self.sample_part(instance, part, phase)
+        scale = Scale.of(examples.inputs) if part == "train" else _measure_scale(self, instance, phase)
+        return standardise(*examples, scale)
+
+
+@lru_cache(maxsize=1024)
+def _measure_scale(suite: SampledSuite, instance: Instance, phase: int) -> Scale:
+    return Scale.of(suite.sample_part(instance, "train", phase).inputs)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A hidden setting of a family."""
+
+    sampler: Callable[..., Any]
+    """Of examples; its arguments are those that the suite gives."""
+    widths: tuple[int, ...] = ()
+    """Of its hosts; empty: those of the suite."""
+    host: Any = None
+    """What else the suite needs to know to make a host."""
+    train_sizes: tuple[int, ...] = ()
+    """To draw from; empty: those of the suite."""
+    label_noise: float = 0.0
+    after_drift: Callable[..., Any] | None = None
+    """Replaces ``sampler`` at the instance's drift step."""
+
+
+Families = Mapping[str, Mapping[str, Variant]]
+"""Variants by family and name."""
+
+
 class VariantSuite(Suite):
-    """A suite whose families are tables of hidden variants, each a problem with a host."""
+    """A suite whose families are tables of hidden variants."""
 
     kind: str
     """The word for a family in error messages, such as ``token family``."""
-    table: Mapping[str, Mapping[str, Any]]
-    """Variants by family and name, also of the transfer families.
-
-    Each has the host's ``widths``, ``train_sizes`` to draw from, ``label_noise``, a ``sampler`` of examples, and the
-    one that replaces it at the drift step, ``after_drift``, or None.
-    """
+    table: Families
+    """Also of the transfer families."""
+    widths: tuple[int, ...]
+    train_sizes: tuple[int, ...]
     rent: float
     learning_rates: tuple[float, float]
     """Bounds of the learning rates, which are drawn log-uniformly."""
     drift_steps: range
     """Decision steps at which data may drift."""
 
-    @classmethod
-    def find_variant(cls, family: str, variant: str) -> Any:
+    def find_variant(self, family: str, variant: str) -> Variant:
         """A family's variant; raises TaskError for unknown names."""
-        variants = find_by_name(cls.kind, family, cls.table)
-        return find_by_name(f"variant of {cls.kind} '{family}'", variant, variants)
+        return find_by_name(f"variant of {self.kind} '{family}'", variant, find_by_name(self.kind, family, self.table))
 
-    @classmethod
-    def find_sampler(cls, instance: Instance, phase: int) -> Any:
+    def find_sampler(self, instance: Instance, phase: int) -> Any:
         """The sampler of an instance before its drift (phase 0) or after it (phase 1)."""
-        variant = cls.find_variant(instance.family, instance.variant)
-        sampler = {0: variant.sampler, 1: variant.after_drift}.get(phase)
-        if sampler is None:
-            raise TaskError(f"instance {instance.name} has no phase {phase}: only instances that drift have a phase 1")
-        return sampler
+        variant = self.find_variant(instance.family, instance.variant)
+        return variant.after_drift if phase else variant.sampler
 
     def variants(self, family: str) -> tuple[str, ...]:
         return tuple(find_by_name(self.kind, family, self.table))
 
     def draw(self, family: str, variant: str, seed: int, rng: np.random.Generator) -> Instance:
         hidden = self.find_variant(family, variant)
-        train_sizes: tuple[int, ...] = hidden.train_sizes
         return Instance(
             suite=self.name,
             family=family,
             variant=variant,
             seed=seed,
-            widths=hidden.widths,
+            widths=hidden.widths or self.widths,
             learning_rate=draw_log_uniform(*self.learning_rates, rng),
-            train_size=int(rng.choice(train_sizes)),
+            train_size=int(rng.choice(hidden.train_sizes or self.train_sizes)),
             rent=self.rent,
             label_noise=hidden.label_noise,
             drift_step=int(rng.choice(self.drift_steps)) if hidden.after_drift else None,

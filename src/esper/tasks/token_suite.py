@@ -3,9 +3,9 @@
 In order: the samplers, the host, which cannot mix tokens, the families and their hidden variants, the suite.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -14,8 +14,8 @@ from torch import nn
 from esper.numerics.arrays import Float32s, Ints
 from esper.numerics.modules import Linear, Stackable, TokenLinear
 from esper.numerics.random_streams import child_generator
-from esper.tasks.instance import PARTS, Data, Instance, LabelledArrays, Part, Scale, add_label_noise, standardise
-from esper.tasks.suite import OptimizerSettings, VariantSuite
+from esper.tasks.instance import PARTS, Instance, LabelledArrays, Part, add_label_noise
+from esper.tasks.suite import Families, OptimizerSettings, SampledSuite, Variant, VariantSuite
 
 TOKENS, FEATURES, CLASSES = 8, 5, 4
 
@@ -249,28 +249,13 @@ class TokenHost(Stackable):
 # Families and their hidden variants
 
 FULL = (10, 10, 10)
-TRAIN_SIZES = (384, 512, 768)
-
-
-@dataclass(frozen=True)
-class Variant:
-    """A hidden setting of a family."""
-
-    sampler: Sampler
-    widths: tuple[int, int, int] = FULL
-    linear: bool = False
-    train_sizes: tuple[int, ...] = TRAIN_SIZES
-    label_noise: float = 0.0
-    after_drift: Sampler | None = None
-    """Replaces ``sampler`` at the instance's drift step."""
-
-
-Family = Mapping[str, Variant]
+LINEAR = "linear"
+"""Hosts whose activation is the identity."""
 
 _near_order, _far_order = partial(sample_order, distance=1), partial(sample_order, distance=4)
 _near_pointer, _far_pointer = partial(sample_pointer, distance=1), partial(sample_pointer, distance=4)
 
-TRAINING: Mapping[str, Family] = {
+TRAINING: Families = {
     "order": {
         "near_10_10_10": Variant(_near_order),
         "near_10_3_3": Variant(_near_order, widths=(10, 3, 3)),
@@ -287,7 +272,7 @@ TRAINING: Mapping[str, Family] = {
         "10_2_10": Variant(sample_largest_mean, widths=(10, 2, 10)),
         "10_10_2": Variant(sample_largest_mean, widths=(10, 10, 2)),
     },
-    "quad": {"linear": Variant(sample_largest_power, linear=True), "relu": Variant(sample_largest_power)},
+    "quad": {"linear": Variant(sample_largest_power, host=LINEAR), "relu": Variant(sample_largest_power)},
     "vote": {"loud": Variant(partial(sample_vote, spread=1.8)), "even": Variant(partial(sample_vote, spread=0.2))},
     "plain": {
         "mean": Variant(sample_largest_mean),
@@ -299,20 +284,19 @@ TRAINING: Mapping[str, Family] = {
     },
 }
 
-TRANSFER: Mapping[str, Family] = {
+TRANSFER: Families = {
     "pointer": {"near": Variant(_near_pointer), "far": Variant(_far_pointer)},
     "halves": {"10_10_10": Variant(sample_halves), "10_3_10": Variant(sample_halves, widths=(10, 3, 10))},
-    "product": {"linear": Variant(sample_product, linear=True), "2_10_10": Variant(sample_product, widths=(2, 10, 10))},
+    "product": {"linear": Variant(sample_product, host=LINEAR), "2_10_10": Variant(sample_product, widths=(2, 10, 10))},
 }
 
 
 # The suite
 
 _DIRECTIONS_STREAM = len(PARTS)
-_CACHED_PARTS = 128
 
 
-class TokenSuite(VariantSuite):
+class TokenSuite(SampledSuite, VariantSuite):
     """Problems with eight tokens of five features and four classes, and one host architecture for every family."""
 
     name = "tokens"
@@ -328,6 +312,8 @@ class TokenSuite(VariantSuite):
     optimizer = OptimizerSettings()
     kind = "token family"
     table = {**TRAINING, **TRANSFER}
+    widths = FULL
+    train_sizes = (384, 512, 768)
     rent = 0.08
     learning_rates = (0.007, 0.015)
     drift_steps = range(9, 15)
@@ -335,7 +321,7 @@ class TokenSuite(VariantSuite):
     transfer_families = tuple(TRANSFER)
 
     def draw(self, family: str, variant: str, seed: int, rng: np.random.Generator) -> Instance:
-        linear = self.find_variant(family, variant).linear
+        linear = self.find_variant(family, variant).host == LINEAR
         return replace(super().draw(family, variant, seed, rng), linear=linear)
 
     def template(self) -> TokenHost:
@@ -346,27 +332,12 @@ class TokenSuite(VariantSuite):
         generator = torch.Generator().manual_seed(instance.seed)
         return TokenHost(instance.widths, linear_host=instance.linear, generator=generator)
 
-    def data(self, instance: Instance, part: Part, phase: int = 0) -> Data:
-        """Inputs ``[N, TOKENS, FEATURES]``, standardised by the training part of the same phase, and labels."""
-        self.check(instance)
-        training = _sample_training_part(instance, phase)
-        is_training = part == "train"
-        examples = training if is_training else _sample_part(instance, part, phase, self.count_examples(instance, part))
-        return standardise(*examples, Scale.of(training.inputs))
-
-
-@lru_cache(maxsize=_CACHED_PARTS)
-def _sample_training_part(instance: Instance, phase: int) -> LabelledArrays:
-    # Cached, because every part is standardised by it; callers must not write to it.
-    return _sample_part(instance, "train", phase, instance.train_size)
-
-
-def _sample_part(instance: Instance, part: Part, phase: int, count: int) -> LabelledArrays:
-    sampler: Sampler = TokenSuite.find_sampler(instance, phase)
-    rng = child_generator(instance.seed, phase, PARTS.index(part))
-    # Directions are the same for every part of a phase; examples have a random stream per part.
-    directions = draw_directions(child_generator(instance.seed, phase, _DIRECTIONS_STREAM))
-    inputs, labels = sampler(count, directions, rng)
-    if part == "train" and instance.label_noise:
-        labels = add_label_noise(labels, instance.label_noise, CLASSES, rng)
-    return LabelledArrays(inputs, labels)
+    def sample_part(self, instance: Instance, part: Part, phase: int) -> LabelledArrays:
+        sampler: Sampler = self.find_sampler(instance, phase)
+        rng = child_generator(instance.seed, phase, PARTS.index(part))
+        # Directions are the same for every part of a phase; examples have a random stream per part.
+        directions = draw_directions(child_generator(instance.seed, phase, _DIRECTIONS_STREAM))
+        inputs, labels = sampler(self.count_examples(instance, part), directions, rng)
+        if part == "train" and instance.label_noise:
+            labels = add_label_noise(labels, instance.label_noise, CLASSES, rng)
+        return LabelledArrays(inputs, labels)
