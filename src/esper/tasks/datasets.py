@@ -279,8 +279,8 @@ class DatasetSuite(SampledSuite):
 
     def sample_part(self, instance: Instance, part: Part, phase: int) -> LabelledArrays:
         rows = self._select_rows(instance, part)
-        inputs, labels = (array[rows] for array in self.dataset())
-        inputs = inputs.astype(np.float32, copy=False)
+        dataset = self.dataset()
+        inputs, labels = dataset.inputs[rows].astype(np.float32, copy=False), dataset.labels[rows]
         distortion = _find_condition(instance.family).distortion
         if distortion is not None:
             fresh = child_generator(instance.seed, _FRESH, PARTS.index(part))

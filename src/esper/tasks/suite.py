@@ -265,7 +265,10 @@ class VariantSuite(Suite):
     def find_sampler(self, instance: Instance, phase: int) -> Any:
         """The sampler of an instance before its drift (phase 0) or after it (phase 1)."""
         variant = self.find_variant(instance.family, instance.variant)
-        return variant.after_drift if phase else variant.sampler
+        sampler = variant.after_drift if phase else variant.sampler
+        if sampler is None:
+            raise TaskError(f"instance {instance.name} has no phase 1: its variant never drifts")
+        return sampler
 
     def variants(self, family: str) -> tuple[str, ...]:
         return tuple(find_by_name(self.kind, family, self.table))
