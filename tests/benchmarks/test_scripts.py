@@ -234,3 +234,19 @@ def test_errors_are_over_clusters(branches: ModuleType) -> None:
     # Twice the same values in one cluster are no more evidence than once.
     doubled = branches.compute_error(np.repeat(values, 2), np.repeat(np.arange(4), 2))
     assert doubled == pytest.approx(alone)
+
+
+def test_the_page_has_the_rollbacks_that_are_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    rollbacks = importlib.import_module("rollbacks")
+    lines = (ROOT / "benchmarks/results/rollbacks/rollbacks.jsonl").read_text().splitlines()
+    results = [json.loads(line) for line in lines]
+    assert {result["recipe"] for result in results} == rollbacks.RECIPES.keys()
+    healthy, sick = ([one for one in results if one["sick"] is ill] for ill in (False, True))
+    assert not any(result["rollbacks"] for result in healthy)
+    late = max(result["rollbacks"][0] - rollbacks.SICK_FROM for result in sick)
+    sentence = (
+        f"Of {len(healthy)} healthy trainings none was rolled back in {rollbacks.DECISIONS} decisions, and of "
+        f"{len(sick)} sick ones all, at most {late} decisions late"
+    )
+    assert sentence in " ".join((ROOT / "docs/reliability.md").read_text().split())
