@@ -494,8 +494,15 @@ MUTATIONS = (
     Mutation(
         "patience lasts a check longer",
         "engine/governor.py",
-        'now["unusual"] >= settings.patience]',
-        'now["unusual"] > settings.patience]',
+        'lost & (now["unusual"] >= settings.patience)]',
+        'lost & (now["unusual"] > settings.patience)]',
+        rooms="engine",
+    ),
+    Mutation(
+        "a loss far above the usual is trouble although nothing was lost",
+        "engine/governor.py",
+        'settings.patience, lost & (',
+        'settings.patience, (',
         rooms="engine",
     ),
     Mutation(

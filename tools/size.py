@@ -24,22 +24,22 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "esper"
 
 ROOMS: dict[tuple[str, ...], int] = {
-    ("growth",): 6_350,
-    ("grower",): 4_550,
+    ("growth",): 6_060,
+    ("grower",): 4_520,
     ("engine", "lifecycle", "control"): 4_800,
     ("population",): 3_350,
     ("rl", "train"): 4_850,
-    ("tasks",): 3_050,
-    ("runs", "dash"): 3_500,
-    ("lab",): 4_200,
-    ("ladders",): 1_600,
-    ("commands", "cli.py", "integrations"): 1_700,
+    ("tasks",): 2_950,
+    ("runs", "dash"): 3_350,
+    ("lab",): 3_960,
+    ("ladders",): 1_500,
+    ("commands", "cli.py", "integrations"): 1_670,
 }
 """Budgets in lines, by folders and files of `src/esper`; what stands in none of them is the ground."""
-GROUND = 2_250
-LINES = 39_850
-MEGABYTES = 1.86
-TEST_LINES = 53_750
+GROUND = 2_210
+LINES = 39_050
+MEGABYTES = 1.82
+TEST_LINES = 52_100
 WORDS = 35_000
 GENERATED = ("docs/architecture/rooms.md", "docs/gallery/*.md", "docs/reference/events.md")
 

@@ -141,6 +141,8 @@ class Refit(Evaluator):
     more pass per minibatch for each module that is not kept yet. It requires ``loss`` in the configuration and a call
     of `Grower.isolated_backward` in the loop. A module has a contribution from its fork's second decision on.
 
+    Args:
+        evaluate: Measures the model and its forks.
     """
 
     @check_arguments(ConfigError, evaluate=EVALUATE_ADVICE)
