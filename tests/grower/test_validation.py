@@ -1,6 +1,7 @@
 """Validation gives the figures that one would compute by hand, as means that keep the value of each example."""
 
 import copy
+import itertools
 import pickle
 import warnings
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import esper
 from esper.errors import ConfigError
 from esper.grower.validation import ExampleMean, compute_difference_error
-from factories import Loop, make_data, make_growing
+from factories import Loop, make_data, make_growing, validate
 
 CORRECT = torch.tensor([0, 1, 2, 1, 0])
 
@@ -332,6 +333,14 @@ def test_measurements_that_differ_for_the_same_model_are_named_once_and_count_as
     errors = grower.engine.history.accuracy_error[0]
     assert (errors[np.isfinite(grower.engine.history.accuracy_contribution[0])] > 0.005).all()
     assert np.isfinite(errors).any()
+
+
+def test_a_figure_that_decides_nothing_may_differ() -> None:
+    seconds = itertools.count(1.0)
+    loop = Loop("none", evaluate=lambda model: {"loss": validate(model)[0], "seconds": next(seconds)})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loop.epoch()
 
 
 def test_a_loader_that_draws_its_own_order_is_named() -> None:

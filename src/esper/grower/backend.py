@@ -20,7 +20,7 @@ from esper.grower.governor import LearningCheck, ModelSnapshot, OptimizerCheck
 from esper.grower.gradients import GradientRecorder
 from esper.grower.promise_recorder import PromiseRecorder
 from esper.grower.refit import ForkTrainer, SeedlessFork
-from esper.grower.scores import LOSS, ConstraintSet, Metrics, Scores
+from esper.grower.scores import LOSS, ConstraintSet, Metrics, Scores, name_loss
 from esper.grower.validation import Validation, compute_difference_error
 from esper.growth.blueprints.registry import Blueprint, get
 from esper.growth.model import GrowingModel
@@ -369,7 +369,9 @@ class ModelBackend:
                 "mode, so omit model.train() before the model is called",
                 stacklevel=_CALLER,
             )
-        changes = find_changes(metrics, again)
+        # Others, such as seconds, decide nothing.
+        decisive = {LOSS, self.scores.metric, *map(name_loss, self.constraints.limits)} & metrics.keys()
+        changes = find_changes({name: metrics[name] for name in decisive}, again)
         self.scores.noise, self.scores.loss_noise = changes.get(self.scores.metric, 0.0), changes.get(LOSS, 0.0)
         if changes:
             name = max(changes, key=lambda name: changes[name])

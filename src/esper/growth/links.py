@@ -162,6 +162,8 @@ class OptimizerLink:
             late = [one for group in optimizer.param_groups for one in group["params"] if one not in optimizer.state]
             if late:
                 optimizer.state.update(torch.optim.Adagrad(late, **optimizer.defaults).state)
+        if not (self.finalized or self._check_due):
+            return
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         if self.finalized and all(parameter.grad is None for parameter in parameters):
             self.finalized = False

@@ -516,7 +516,7 @@ class GrowingModel(nn.Module):
     def finalize(self, unfinished: Literal["keep", "drop", "raise"] = "keep") -> nn.Module:
         """A copy of the host with the seeds built in: an ordinary module that does not need Esper.
 
-        To train the copy, make a new optimizer. It contains all fossils. ``unfinished`` applies to seeds that a grower
+        The copy contains all fossils; to train it, make a new optimizer. ``unfinished`` applies to seeds that a grower
         has neither fossilized nor pruned; call `esper.Grower.finish` first so that there are none.
 
         The copy keeps the host's state-dict keys. A seed becomes a module ``fossil_BLUEPRINT`` in the submodule it
