@@ -501,8 +501,8 @@ MUTATIONS = (
     Mutation(
         "a loss far above the usual is trouble although nothing was lost",
         "engine/governor.py",
-        'settings.patience, lost & (',
-        'settings.patience, (',
+        "settings.patience, lost & (",
+        "settings.patience, (",
         rooms="engine",
     ),
     Mutation(

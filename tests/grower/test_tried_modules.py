@@ -1,6 +1,7 @@
 """A grower lists all that it tried: what, when, by which figures it was judged, and what to try if nothing was kept."""
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,8 +11,9 @@ from esper import Decision
 from esper.control.rules import LookRule, LookSettings
 from esper.errors import CheckpointError
 from esper.growth.promise import PromiseSettings
+from esper.growth.summary import TriedModule
 from esper.lifecycle.actions import Op
-from esper.lifecycle.table import Stage
+from esper.lifecycle.table import SeedRating, Stage
 from esper.lifecycle.transitions import Cause
 from factories import Loop, validate_examples
 from open_rules import open_rules
@@ -173,6 +175,16 @@ def test_where_nothing_was_kept_it_says_so_and_what_to_try(controller: str, othe
     assert "Nothing was kept." in ending.splitlines()
     assert ("all_at_start" in ending.rpartition("Try:")[2]) == other
     assert "larger blueprints" in ending
+    assert re.search(r"Try: a lower rent: \d of \d contributed enough but for it; ", ending)
+
+
+def test_modules_within_their_error_are_advised_more_examples() -> None:
+    loop = begun("all_at_start")
+    rating = SeedRating(0.01, 0.02, 0.0, 0.02, None, None, None)
+    module = TriedModule("0", "mlp", 5, 1, 4, False, "look", rating)
+    loop.model.tried = (module, module)
+    advice = loop.grower.tried.advise("look")
+    assert advice[-1].startswith("Try: more validation examples: 2 of 2 gained less than a standard error; ")
 
 
 def test_where_something_was_kept_nothing_else_is_advised() -> None:

@@ -263,6 +263,20 @@ class TriedModules:
         if controller != ALL_AT_START:
             largest = f'controller="{ALL_AT_START}", which plants the largest module in every slot at the start'
             options.insert(0, largest)
+        # What decided comes first.
+        figures = [
+            (rating.contribution, rating.error or 0.0, rating.price or 0.0, rating.threshold)
+            for rating in (module.rating for module in self._model.tried)
+            if rating is not None and rating.contribution is not None and rating.threshold is not None
+        ]
+        for_rent = sum(threshold - price <= gain < threshold for gain, _, price, threshold in figures)
+        unclear = sum(0 < gain <= error for gain, error, _, _ in figures)
+        if unclear:
+            options.insert(
+                0, f"more validation examples: {unclear} of {len(figures)} gained less than a standard error"
+            )
+        if for_rent:
+            options.insert(0, f"a lower rent: {for_rent} of {len(figures)} contributed enough but for it")
         return (*sentences, f"Try: {'; '.join(options)}.")
 
     def state_dict(self) -> dict[str, Any]:
