@@ -1,11 +1,15 @@
 """Who may ask, and what every answer says to browsers."""
 
+import re
 from pathlib import Path
+from urllib.parse import urljoin
 
 import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
 from starlette.testclient import TestClient
 
-from esper.dash.app import HEADERS, Access, create_access, dashboard
+from esper.dash.app import HEADERS, STATIC, Access, create_access, dashboard
 from esper.dash.run_view import RunFinder
 from esper.errors import ConfigError
 
@@ -62,7 +66,7 @@ def test_without_the_token_nothing_is_shown(tmp_path: Path, path: str):
 def test_the_token_becomes_a_cookie_that_scripts_cannot_read(tmp_path: Path):
     served = client(tmp_path, "0.0.0.0", TOKEN)
     first = served.get("/", params={"token": TOKEN})
-    assert (first.status_code, first.headers["location"]) == (303, "/")
+    assert (first.status_code, first.headers["location"]) == (303, "./")
     assert "HttpOnly" in first.headers["set-cookie"]
     assert "SameSite=strict" in first.headers["set-cookie"]
     assert served.get("/api/runs").status_code == 200
@@ -85,3 +89,16 @@ def test_static_files_stay_in_their_folder(tmp_path: Path, path: str):
     answer = client(tmp_path).get(f"/static/{path}")
     assert answer.status_code in (404, 405)
     assert "starlette" not in answer.text
+
+
+def test_all_addresses_of_the_page_are_relative_so_that_it_works_behind_a_prefix(tmp_path: Path):
+    prefix = "/user/me/proxy/8765"
+    app = Starlette(routes=[Mount(prefix, dashboard(RunFinder((tmp_path,)), Access("127.0.0.1")))])
+    behind = TestClient(app, base_url="http://127.0.0.1:80")
+    page = behind.get(f"{prefix}/").text
+    addresses = re.findall(r'(?:href|src)="([^"#]+)"', page)
+    assert len(addresses) > 5
+    for address in addresses:
+        assert behind.get(urljoin(f"{prefix}/", address)).status_code == 200, address
+    scripts = "".join(path.read_text() for path in (STATIC / "js").rglob("*.js"))
+    assert not re.findall(r"""[`"'](/(?:api|static)/[^`"']*)""", scripts)

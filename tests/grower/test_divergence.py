@@ -196,8 +196,10 @@ def test_a_finite_model_is_left_as_it_is_if_a_measure_of_it_is_not(wrong: str, m
     assert np.isfinite(known).any()
     if wrong == "loss":
         training._held_out = torch.full_like(held_out[0], math.inf), held_out[1]
-    with pytest.warns(UserWarning, match=f"^{wrong} not finite, although .* finite: nothing is decided"):
-        decision = training.grower.step(train_loss=math.nan if wrong == "train_loss" else training.epoch())
+    loss = math.nan if wrong == "train_loss" else training.epoch()
+    with pytest.warns(UserWarning, match=f"^{wrong} not finite, although .* finite: nothing is decided") as found:
+        decision = training.grower.step(train_loss=loss)
+    assert found[0].filename == __file__
     assert (decision.rollback, decision.op, len(training.model.seeds)) == (None, Op.WAIT, 2)
     np.testing.assert_array_equal(training.grower.network.measurements.contribution, known)
     training._held_out = held_out

@@ -266,10 +266,12 @@ def test_an_old_optimizer_that_steps_for_the_finished_copy_is_named_once() -> No
     for _ in range(3):
         loop.epoch()
     loop.grower.finish()
-    plain = loop.model.finalize()
+    loop.model.finalize()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         loop.epoch()  # the growing model may train on
+        loop.grower.finish()
+        plain = loop.model.finalize()
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         for _ in range(3):

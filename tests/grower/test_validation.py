@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import math
 import pickle
 import warnings
 from collections.abc import Callable
@@ -323,8 +324,9 @@ def test_measurements_that_differ_for_the_same_model_are_named_once_and_count_as
     optimizer = torch.optim.SGD(model.parameter_groups(lr=0.0))
     grower = esper.Grower(model, optimizer, controller="all_at_start", evaluate=evaluate, horizon=20)
     message = r"evaluate gave loss 0\.\d+ and then 0\.\d+ for the same model, .*: use the same examples"
-    with pytest.warns(UserWarning, match=message):
+    with pytest.warns(UserWarning, match=message) as found:
         grower.step(train_loss=1.0)
+    assert {warning.filename for warning in found} == {__file__}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", message="the optimizer made no step")
@@ -337,10 +339,23 @@ def test_measurements_that_differ_for_the_same_model_are_named_once_and_count_as
 
 def test_a_figure_that_decides_nothing_may_differ() -> None:
     seconds = itertools.count(1.0)
-    loop = Loop("none", evaluate=lambda model: {"loss": validate(model)[0], "seconds": next(seconds)})
+    others = {"precision": math.nan}
+    loop = Loop("none", evaluate=lambda model: {"loss": validate(model)[0], "seconds": next(seconds), **others})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         loop.epoch()
+    assert loop.grower.backend.learning.checks_without_figures == 0
+
+
+def test_a_first_measurement_that_is_not_finite_is_not_called_unrepeatable() -> None:
+    loop = Loop("none", evaluate=lambda _: math.nan)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        loop.epoch()
+    assert [str(warning.message).partition(":")[0] for warning in found] == [
+        "loss not finite, although all parameters are finite"
+    ]
+    assert loop.grower.backend.scores.noise == 0
 
 
 def test_a_loader_that_draws_its_own_order_is_named() -> None:

@@ -74,7 +74,10 @@ class Access:
             not is_loopback(self.host) and (name in (self.host, socket.gethostname().lower()) or _is_address(name))
         )
         if not is_known:
-            message = "Unknown host name: open the address that `esper dash` printed."
+            message = (
+                "Unknown host name: open the address that `esper dash` printed, from another machine through `ssh -L "
+                "PORT:localhost:PORT`, or serve on `--host 0.0.0.0`."
+            )
             return _refuse(HTTPStatus.MISDIRECTED_REQUEST, message)
 
         # The token comes once in the address, and from then on in a cookie. Browsers share cookies between ports.
@@ -84,7 +87,7 @@ class Access:
         if not _is_equal(request.query_params.get("token", ""), self.token):
             return _refuse(HTTPStatus.FORBIDDEN, "A token is needed: open the address that `esper dash` printed.")
         # Redirected at once, so that the token leaves the address bar and the history.
-        response = RedirectResponse("/", HTTPStatus.SEE_OTHER)
+        response = RedirectResponse("./", HTTPStatus.SEE_OTHER)
         response.set_cookie(cookie, self.token, httponly=True, samesite="strict")
         return response
 

@@ -29,8 +29,8 @@ class GovernorSettings(Settings):
     multiple: float = Field(default=2.0, gt=1)
     """A loss is unusual if it exceeds the window's mean by its size times this less 1, and also `sigmas`."""
     patience: int = Field(default=3, ge=1, le=1000)
-    """Consecutive checks with an unusual loss, or at the level of guessing, before a rollback. Values that are not
-    finite cause one immediately."""
+    """Consecutive checks with an unusual loss, or at the level of guessing, before a rollback, and with a measure that
+    is not finite of a single model that is, before an error. A model that is not finite is rolled back immediately."""
     good_sigmas: float = Field(default=1.0, ge=0)
     """A snapshot is taken if the loss is at most the mean plus this many standard deviations."""
     lead: float = Field(default=0.25, gt=0, le=1)
@@ -39,8 +39,8 @@ class GovernorSettings(Settings):
     collapsed: float = Field(default=0.05, ge=0, lt=1)
     """Skill at or below which a network has collapsed to guessing."""
     max_rollbacks: int = Field(default=3, ge=0, le=LARGEST_COUNT)
-    """Maximum number of rollbacks per episode, or of a single model until it regains the training loss that it had
-    before. After that, diverged training ends in the state of the last snapshot."""
+    """Maximum number of rollbacks per episode, or of a single model until it regains the training loss of its snapshot.
+    After that, diverged training ends in the state of the last snapshot."""
     penalty: float = Field(default=0.1, ge=0, allow_inf_nan=False)
     """Reward subtracted for each rollback, in units of the objective."""
 
@@ -59,7 +59,7 @@ class Trouble(IntEnum):
 
     NONE = 0
     NOT_FINITE = 1
-    """A loss, gradient, parameter or moment of the optimizer is infinite or not a number."""
+    """A gradient, parameter or moment of the optimizer, or a loss in a population, is infinite or not a number."""
     COLLAPSED = 2
     """The network guesses, and did better before."""
     EXPLODED = 3

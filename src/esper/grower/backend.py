@@ -50,8 +50,8 @@ COPIES = 4
 """Values in memory per parameter: itself, its gradient and two moments, as with AdamW."""
 
 
-_CALLER = 8
-"""Calls between a warning and the loop that called `esper.Grower.step`."""
+_CALLER = 6
+"""Calls between a warning on repetition and the loop that called `esper.Grower.step`."""
 _OF_MODULES = ("accuracy_contribution", "loss_contribution", "accuracy_error", "loss_error")
 """What an evaluation has of each slot."""
 
@@ -311,7 +311,7 @@ class ModelBackend:
             evaluation = self.evaluate(due, train_loss, report.metrics)
             self.scores.check_train_accuracy(float(report.accuracy[0]))
             finite = True
-            figures = {"train_loss": train_loss, **evaluation.metrics}
+            figures = {"train_loss": train_loss, **self._select_decisive(evaluation.metrics)}
             if not self.learning.require_finite(figures):
                 # What was known of modules before still holds.
                 evaluation = replace(
@@ -354,9 +354,14 @@ class ModelBackend:
             ablated, due = {**ablated, **self._measure(others, metrics, forks)[1]}, due | others
         is_first = known is None and not self.scores.has_reference
         self.scores.set_reference(metrics, train_loss)
-        if is_first:
+        if is_first and self.scores.has_reference:
             self._check_repetition(metrics)
         return self._compute_contributions(metrics, ablated, constant_output, due)
+
+    def _select_decisive(self, metrics: Metrics) -> Metrics:
+        """Those that growth goes by; others, such as seconds, decide nothing."""
+        names = {LOSS, self.scores.metric, *map(name_loss, self.constraints.limits)}
+        return {name: value for name, value in metrics.items() if name in names}
 
     def _check_repetition(self, metrics: Metrics) -> None:
         """Measure the model once more, and warn if another result comes of it, or if it was in training mode."""
@@ -369,9 +374,7 @@ class ModelBackend:
                 "mode, so omit model.train() before the model is called",
                 stacklevel=_CALLER,
             )
-        # Others, such as seconds, decide nothing.
-        decisive = {LOSS, self.scores.metric, *map(name_loss, self.constraints.limits)} & metrics.keys()
-        changes = find_changes({name: metrics[name] for name in decisive}, again)
+        changes = find_changes(self._select_decisive(metrics), again)
         self.scores.noise, self.scores.loss_noise = changes.get(self.scores.metric, 0.0), changes.get(LOSS, 0.0)
         if changes:
             name = max(changes, key=lambda name: changes[name])

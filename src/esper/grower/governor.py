@@ -266,7 +266,7 @@ class LearningCheck:
         """Checks in a row in which a loss or metric was not finite, although the model was."""
         self.learned = self.changed = False
         self.loss_to_regain = math.nan
-        """The training loss before the last rollback; NaN once the model has regained it."""
+        """The training loss of the snapshot that the last rollback restored; NaN once the model has regained it."""
 
     def require_rollbacks_left(self, governor: Governor, intervention: Intervention, train_loss: float) -> None:
         """Stop training that has used up its rollbacks; a model that has regained its loss has all of them again."""
@@ -291,15 +291,17 @@ class LearningCheck:
         Warns of the first decision at which they are not, and raises once that lasts.
         """
         wrong = [name for name, value in figures.items() if not math.isfinite(value)]
+        if self._settings is None:
+            return True
         self.checks_without_figures = self.checks_without_figures + 1 if wrong else 0
-        if not wrong or self._settings is None:
-            return not wrong
+        if not wrong:
+            return True
         problem = f"{' and '.join(wrong)} not finite, although all parameters are finite"
         advice = "check for batches without labels (or with ignored ones only), and for inputs that are not finite"
         if self.checks_without_figures >= self._settings.patience:
             raise DivergedError(f"{problem}, at {self.checks_without_figures} decisions in a row: {advice}")
         if self.checks_without_figures == 1:
-            warnings.warn(f"{problem}: nothing is decided now; {advice}", stacklevel=_CALLER)
+            warnings.warn(f"{problem}: nothing is decided now; {advice}", stacklevel=5)
         return False
 
     def has_diverged(self, metrics: Metrics, train_loss: float) -> bool:

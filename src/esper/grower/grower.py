@@ -89,8 +89,8 @@ class Grower:
         evaluate: Measures the model on validation data. It must be deterministic, and return a loss,
             ``(loss, accuracy)``, or a mapping of names to numbers with the key ``loss``. `esper.Validation` covers the
             usual tasks; `esper.Metric`, `esper.Constrained` and `esper.Refit` wrap it. Each decision calls it for the
-            model, for every module due (modules that are kept for good only at every fourth decision), and again after
-            a rollback. The call for the model is skipped if you pass its result to `step`. With several processes only
+            model (the first one twice), for every module due (modules that are kept for good only at every fourth
+            decision), and again after a rollback. The call for the model is skipped if you pass its result to `step`. With several processes only
             the first calls it.
         config: How the grower decides.
         callbacks: Called with every decision.
@@ -250,7 +250,9 @@ class Grower:
             self._share_spending()
 
             # Leave out operations for which there are no grounds, or which a broken constraint forbids.
-            broken, breaker = backend.constraints.find_broken(current), backend.find_constraint_breaker(evaluation)
+            is_measured = not backend.learning.checks_without_figures
+            broken = backend.constraints.find_broken(current)
+            breaker = backend.find_constraint_breaker(evaluation) & is_measured
             disallowed = backend.learning.find_disallowed_operations(
                 current,
                 train_loss,
@@ -275,7 +277,7 @@ class Grower:
                 builder = ActionBuilder(masks)
                 builder.act_on(Op.PRUNE, breaker)
                 actions = builder.actions
-            elif not finished and not backend.learning.checks_without_figures:
+            elif is_measured and not finished:
                 conditions = self._list_conditions()
 
                 def consult() -> tuple[Actions, Any, SeedRating[Figures] | None, CandidateRating | None]:

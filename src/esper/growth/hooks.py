@@ -182,6 +182,8 @@ def is_close(values: Tensor, expected: Tensor, tolerance: float = 1e-5) -> bool:
     """Whether two results are equal up to rounding, relative to the largest value; infinite values must be the same."""
     if (values.shape, values.dtype) != (expected.shape, expected.dtype):
         return False
+    if expected.is_complex():
+        values, expected = torch.view_as_real(values.resolve_conj()), torch.view_as_real(expected.resolve_conj())
     if not expected.is_floating_point():
         return torch.equal(values, expected)
     largest = expected[expected.isfinite()].abs().amax() if expected.isfinite().any() else 0.0

@@ -125,6 +125,8 @@ class OptimizerLink:
             self._hook.remove()
         self.optimizer, self._hook, self._dtype = optimizer, hook, _find_dtype(optimizer)
         self._named_parameters, self._check_due = named_parameters, True
+        self._lacking.clear()
+        self.finalized = False
 
     def check_again(self) -> None:
         """Check at the next step whether the optimizer still has all parameters: some may have been replaced."""
@@ -165,8 +167,8 @@ class OptimizerLink:
         if not (self.finalized or self._check_due):
             return
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        if self.finalized and all(parameter.grad is None for parameter in parameters):
-            self.finalized = False
+        finalized, self.finalized = self.finalized, False
+        if finalized and all(parameter.grad is None for parameter in parameters):
             warnings.warn(
                 "the optimizer makes a step without any gradient, after finalize() returned a copy: to train that, "
                 "make a new optimizer from its parameters()",

@@ -21,7 +21,7 @@ export class Live {
   connect() {
     const query = new URLSearchParams({ run: this.query.run, after: this.cursor });
     for (const type of this.query.types) query.append("type", type);
-    this.source = new EventSource(`/api/stream?${query}`);
+    this.source = new EventSource(`api/stream?${query}`);
     this.source.addEventListener("open", () => this.opened());
     this.source.addEventListener("error", () => this.failed());
     this.source.addEventListener("news", (message) => this.forward(message));

@@ -10,7 +10,7 @@ export async function ask(view, parameters = {}) {
   }
   let response;
   try {
-    response = await fetch(`/api/${view}?${query}`);
+    response = await fetch(`api/${view}?${query}`);
   } catch {
     throw new Error("The dashboard server does not respond: is `esper dash` still running?");
   }
