@@ -90,8 +90,8 @@ class Grower:
             ``(loss, accuracy)``, or a mapping of names to numbers with the key ``loss``. `esper.Validation` covers the
             usual tasks; `esper.Metric`, `esper.Constrained` and `esper.Refit` wrap it. Each decision calls it for the
             model (the first one twice), for every module due (modules that are kept for good only at every fourth
-            decision), and again after a rollback. The call for the model is skipped if you pass its result to `step`. With several processes only
-            the first calls it.
+            decision), and again after a rollback. The call for the model is skipped if you pass its result to `step`.
+            With several processes only the first calls it.
         config: How the grower decides.
         callbacks: Called with every decision.
         run: New folder for a record of the run; adds ``RunRecorder(run)`` to the callbacks.
