@@ -119,6 +119,8 @@ def test_a_start_that_is_none_leaves_no_run_behind(
     assert "no policy 'esper': give the directory of a run of `esper train`" in capsys.readouterr().err
     assert main(["train", "--run-dir", str(tmp_path / "run"), "--from", str(origin)]) == 2
     assert "has other settings" in capsys.readouterr().err
+    assert main(["train", "--run-dir", str(tmp_path / "run"), "--set", "ppo.bf16=true"]) == 2
+    assert "the policy learns on cpu: set it to false" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 

@@ -126,9 +126,11 @@ class Spending:
             )
 
     def state_dict(self) -> dict[str, Any]:
+        """What was spent, as plain values."""
         return to_plain({"flops": self._flops, "seconds": self.seconds})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where `state_dict` was called."""
         values = from_plain({"flops": 0.0, "seconds": 0.0}, state, "what was spent")
         self._flops, self._started = values["flops"], time.monotonic() - values["seconds"]
 

@@ -254,6 +254,12 @@ def fetch_figures(figures: Mapping[str, Tensor], heads: Sequence[Head]) -> dict[
     return dict(zip(flat, numbers, strict=True))
 
 
+def require_bf16(settings: PPOSettings, device: torch.device) -> None:
+    """Refuse bfloat16 where it is not faster."""
+    if settings.bf16 and device.type != "cuda":
+        raise ConfigError(f"ppo.bf16 speeds up CUDA devices only, and the policy learns on {device}: set it to false")
+
+
 class PPO:
     """Proximal policy optimisation of a policy, whose parameters, statistics and optimizer it updates.
 
@@ -262,10 +268,7 @@ class PPO:
 
     def __init__(self, policy: Policy, settings: PPOSettings, seed: int) -> None:
         """The policy is on its final device. ``seed`` and the number of the update decide the order of minibatches."""
-        if settings.bf16 and policy.device.type != "cuda":
-            raise ConfigError(
-                f"ppo.bf16 speeds up CUDA devices only and the policy learns on {policy.device.type}: set it to false"
-            )
+        require_bf16(settings, policy.device)
         self.policy, self.settings, self.seed = policy, settings, seed
         self.updates = 0
         self._optimizer = PolicyOptimizer(policy, settings)

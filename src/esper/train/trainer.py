@@ -24,7 +24,7 @@ from esper.lifecycle.actions import Head, make_wait_actions
 from esper.numerics.devices import describe_platform, prepare_device, require_device
 from esper.numerics.random_streams import Stream, numpy_generator
 from esper.rl.episodes import CPU, Episodes
-from esper.rl.ppo import PPO
+from esper.rl.ppo import PPO, require_bf16
 from esper.rl.rewards import assign_rewards, name_rewards
 from esper.rl.rollout import Rollout, RolloutBuffer, concatenate_by_shape
 from esper.runs.events import (
@@ -455,7 +455,7 @@ def train_controller(
     new = not os.path.isfile(run.config)  # unlike Path.is_file, it takes names that no file can have
     if new:
         check_start_policy(settings)
-        require_device(settings.devices[0])
+        require_bf16(settings.ppo, require_device(settings.devices[0]))
         run = RunDirectory.create(run.path)
     with (
         run.locked(run.command),
