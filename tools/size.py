@@ -25,7 +25,7 @@ SOURCE = ROOT / "src" / "esper"
 
 ROOMS: dict[tuple[str, ...], int] = {
     ("growth",): 6_060,
-    ("grower",): 4_520,
+    ("grower",): 4_540,
     ("engine", "lifecycle", "control"): 4_800,
     ("population",): 3_350,
     ("rl", "train"): 4_850,
