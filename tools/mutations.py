@@ -385,8 +385,8 @@ MUTATIONS = (
     Mutation(
         "a device is recognised by how it is written",
         "rl/ppo.py",
-        'policy.device.type != "cuda"',
-        'not str(policy.device).startswith("cuda")',
+        'device.type != "cuda"',
+        'not str(device).startswith("cuda")',
         "D30",
     ),
     Mutation(

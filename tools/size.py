@@ -32,12 +32,12 @@ ROOMS: dict[tuple[str, ...], int] = {
     ("tasks",): 2_950,
     ("runs", "dash"): 3_350,
     ("lab",): 3_960,
-    ("ladders",): 1_500,
+    ("ladders",): 1_520,
     ("commands", "cli.py", "integrations"): 1_670,
 }
 """Budgets in lines, by folders and files of `src/esper`; what stands in none of them is the ground."""
 GROUND = 2_210
-LINES = 39_050
+LINES = 39_060
 MEGABYTES = 1.82
 TEST_LINES = 52_100
 WORDS = 35_000

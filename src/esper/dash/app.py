@@ -87,7 +87,7 @@ class Access:
         if not _is_equal(request.query_params.get("token", ""), self.token):
             return _refuse(HTTPStatus.FORBIDDEN, "A token is needed: open the address that `esper dash` printed.")
         # Redirected at once, so that the token leaves the address bar and the history.
-        response = RedirectResponse("./", HTTPStatus.SEE_OTHER)
+        response = RedirectResponse("../" * (request.url.path.count("/") - 1) or "./", HTTPStatus.SEE_OTHER)
         response.set_cookie(cookie, self.token, httponly=True, samesite="strict")
         return response
 

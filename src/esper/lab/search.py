@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from esper.engine.budget import Budget
+from esper.engine.budget import TRAINING_PASSES, Budget
 from esper.errors import ConfigError
 from esper.growth.blueprints.registry import get
 from esper.lab.analysis import mean_interval
@@ -111,9 +111,11 @@ def train_pool(config: EvaluationConfig, instances: Sequence[Instance], seed: in
     trained = train_static(workers, config, "pool", networks)
     shape = len(instances), POOL
     scores = np.array([result.score for result, _ in trained])
-    flops = np.array([result.flops for result, _ in trained], np.float64)
+    # A decision costs the same in all of a training, also where the governor has ended it.
+    each = TRAINING_PASSES * prices.examples
+    flops = np.array([each * prices.network(one.instance, one.fossils) for one in networks], np.float64)
     validation = np.stack([curve for _, curve in trained])
-    return Pool(validation.reshape(*shape, -1), scores.reshape(shape), flops.reshape(shape) / suite.steps)
+    return Pool(validation.reshape(*shape, -1), scores.reshape(shape), flops.reshape(shape))
 
 
 # The searches

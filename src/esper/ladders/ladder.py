@@ -113,7 +113,9 @@ def ladder(
         rates: Factors of the learning rates, by size; None: 1 for all.
 
     Raises:
-        ConfigError: the sizes, the blocks or ``train_step`` do not fit the model, or several processes train it.
+        ConfigError: sizes are given in no or several ways, do not increase, or cannot be reached with this model's
+            blocks; the blocks are ambiguous, or copies of them would not run; ``train_step`` does not call the model,
+            takes other arguments, or changes learning rates; or several processes train it.
         SlotError: a block cannot be copied, or the model's configuration cannot count it.
         DivergedError: parameters are not finite when a rung branches or ends, or at a checkpoint.
         CheckpointError: the folder contains another ladder or one trained with another optimizer, or it is damaged.
@@ -189,13 +191,20 @@ def plan_ladder(
     model: PlainModule,
     train_step: TrainStep | None = None,
     *,
+    steps: PositiveInt,
     folder: FilePath | None = None,
+    depths: Sizes | None = None,
+    parameters: Sizes | None = None,
+    flops: Sequence[Flops] | None = None,
     data: Batches | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     example_input: Arguments | None = None,
-    **sizes: Any,
+    blocks: Sequence[str] | None = None,
+    share: NonNegativeFloat = SHARE,
+    decay: NonNegativeFloat = DECAY,
+    rates: Sequence[NonNegativeFloat] | None = None,
 ) -> LadderPlan:
-    """The plan of `esper.ladder` for the same arguments, without training. It prints as a report.
+    """The plan of `esper.ladder` for these arguments, without training. It prints as a report.
 
     A copy of the model grows to every size, so errors already appear here, as `esper.ladder` raises them.
 
@@ -207,11 +216,23 @@ def plan_ladder(
         model: As in `esper.ladder`, like all arguments that are not named here.
         train_step: Not needed with ``example_input``, which then has the size of a step's batch.
         folder: Folder of a ladder to continue, which must have the same plan.
-        sizes: ``steps``, ``depths``, ``parameters``, ``flops``, ``blocks``, ``share``, ``decay`` and ``rates``.
     """
     if optimizer is None:
         optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
-    plan = make_plan(model, *_find_example(model, train_step, data, optimizer, example_input), **sizes)
+    example, passes = _find_example(model, train_step, data, optimizer, example_input)
+    plan = make_plan(
+        model,
+        example,
+        passes,
+        steps=steps,
+        depths=depths,
+        parameters=parameters,
+        flops=flops,
+        blocks=blocks,
+        share=share,
+        decay=decay,
+        rates=rates,
+    )
     if folder is not None:
         RungFolder(Path(folder), plan)
     return plan
