@@ -20,15 +20,18 @@ if TYPE_CHECKING:  # takes seconds
     from esper.train.workers import Workers
 
 RUNS = Path("runs")
+"""Where runs go by default."""
 
 Seed = Annotated[int, Interval(ge=0, le=2**31 - 1)]
 Instances = Annotated[int, Interval(ge=0, le=MOST_AT_ONCE)]
+"""A number of instances, which are all made before the first is played."""
 
 Overrides = Annotated[
     tuple[str, ...],
     tyro.conf.UseAppendAction,
     tyro.conf.arg(name="set", metavar="KEY=VALUE", help="Override one setting; repeatable."),
 ]
+"""Repeatable changes of settings: `overrides: Overrides = ()`."""
 
 
 @contextmanager

@@ -107,6 +107,7 @@ class Access:
 
 
 def is_loopback(host: str) -> bool:
+    """Whether an address can be reached from this machine only."""
     return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
 
 
@@ -119,6 +120,7 @@ def _is_address(host: str) -> bool:
 
 
 def _is_equal(text: str, secret: str) -> bool:
+    """Compare a text with a secret in a time that does not depend on where they differ."""
     return hmac.compare_digest(text.encode("utf-8", "replace"), secret.encode())
 
 
@@ -140,9 +142,11 @@ class Query:
         self.list = request.query_params.getlist
 
     def number(self, name: str) -> int | None:
+        """A whole number, or None if it is missing."""
         return read_number(self.text(name, ""), name)
 
     def required(self, name: str) -> int:
+        """A whole number that must be given."""
         number = self.number(name)
         if number is None:
             raise ConfigError(f"`{name}` is missing: give a whole number from 0")
@@ -171,9 +175,12 @@ PAGES: Mapping[str, Callable[[RunReader, Query], Any]] = {
         reader, query.list("type"), query.text("text", ""), query.number("before"), query.text("important") == "1"
     ),
 }
+"""The data of one run's pages, as plain JSON values."""
 
 
 def dashboard(finder: RunFinder, access: Access, stopping: Callable[[], bool] = lambda: False) -> ASGIApp:
+    """The web application; its streams end once ``stopping`` returns True."""
+
     def respond(request: Request) -> Response:
         """JSON, or a stream of events, by the last part of the path; `run` is a run's name."""
         page, query = request.path_params["page"], Query(request)
@@ -229,6 +236,7 @@ def _describe_failure(_: Request, error: Exception) -> Response:
 
 SHORTEST_TOKEN = 16
 SHUTDOWN_SECONDS = 2
+"""Seconds for open connections to end when the server stops."""
 
 
 def create_access(host: str, token: str | None) -> Access:

@@ -21,12 +21,14 @@ from esper.config.loading import SettingDifference
 from esper.dash.formats import duration
 
 SECONDS_BETWEEN_LINES = 15.0
-"""Below 20 seconds also where all cores are busy."""
+"""The longest time without a line where there is no terminal: below 20 also where all cores are busy."""
 PACE_WINDOW = 8
+"""Reports over which the pace is averaged."""
 BAR_WIDTH = 12
 
 
 def console_beside(machine_readable: bool) -> Console:
+    """The console for text: stderr if stdout has machine-readable output."""
     return Console(stderr=machine_readable)
 
 
@@ -42,6 +44,7 @@ def _print_plainly(console: Console, line: str) -> None:
 
 
 def print_differences(console: Console, title: str, differences: Sequence[SettingDifference]) -> None:
+    """Print how settings differ from the defaults, one line per key."""
     print_line(console, f"{title}: {'different from the defaults in' if differences else 'the defaults'}")
     for difference in differences:
         print_line(console, f"  {difference}")
@@ -60,7 +63,7 @@ def plain_table(*columns: str, numbers: Sequence[str] = ()) -> Table:
 
 
 class Clock:
-    """Tests replace it."""
+    """Time, as the reporter measures it and waits for it; tests replace it."""
 
     def now(self) -> float:
         return time.monotonic()
@@ -77,7 +80,7 @@ class Phase:
     console: Console
     name: str
     total: float | None
-    """In the unit of the reports; None: not known."""
+    """How much there is to do, in the unit of the reports; None: not known."""
     marks: tuple[tuple[float, float], ...]
     """When how much was done: the beginning and the latest reports."""
     bar: Progress | None = None
@@ -165,6 +168,7 @@ class ProgressReporter:
         return f"{self._phase.name}: {self.describe_amount(self._phase)}"
 
     def describe_amount(self, phase: Phase) -> str:
+        """How much is done, the time since the command began, and about how long is left of the phase."""
         now = self._clock.now()
         return phase.describe(now, now - self._start)
 
@@ -191,7 +195,7 @@ class _Amount(ProgressColumn):
 
 
 _open: list[ProgressReporter] = []
-"""Those of the running commands: at most one, unless a command calls another."""
+"""The reporters of the commands that run in this process: at most one, unless a command calls another."""
 
 
 @contextmanager

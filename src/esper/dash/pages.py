@@ -40,11 +40,15 @@ from esper.train.iteration import LEVELS, UPDATE
 from esper.train.results import read_verdicts
 
 PAGE = 100
+"""Most events in one response."""
 LATE_PARTS = 3
+"""A run's level is that of the last of this many equal parts."""
 STEP_FIELDS = ("step", "op", "slot", "metric", "objective", "stages", "blueprints", "alphas", "contributions")
 _STARTED_FIELDS = ("instance", "family", "variant")
 _GROWN_FIGURES = ("train_loss", "validation_loss", "added_parameters")
+"""Scalars of a run of a `Grower`, beside those of its metric."""
 _NOT_DRAWN = ("ppo/head_share/", "ppo/head_entropy_weight/", "ppo/head_clip_fraction/", "kept/")
+"""Prefixes of scalars that the learning page leaves out."""
 _OF_RUN = ("suite", "host", "controller", "seed", "environments")
 _OF_NETWORK = ("slots", "blueprints", "operations", "features", "environments", "steps")
 _OF_MODEL = ("host", "controller", "seed", "slots", "blueprints", "host_parameters", "iterations")
@@ -58,7 +62,7 @@ _IMPORTANT = f"""(
     OR +type = '{LifecycleTransition.name}' AND CASE WHEN json_valid(payload)
         THEN json_extract(payload, '$.after') IN ('germinated', 'fossilized', 'pruned') END
 )"""
-"""True for the events that the log shows by default."""
+"""SQL that is true for the events that the log shows by default."""
 
 
 def describe_run(name: str, store: Path) -> dict[str, Any]:
@@ -188,6 +192,7 @@ def describe_interactions(reader: RunReader, number: int | None) -> dict[str, An
 
 
 def describe_model(reader: RunReader) -> dict[str, Any]:
+    """A run of a `Grower`: its model, decisions, seeds' lives, and its figures by decision, from 1."""
     cursor, metadata = reader.last_id(), reader.metadata()
     metric = RunMetric.from_metadata(metadata)
     series = {
@@ -219,6 +224,7 @@ def describe_model(reader: RunReader) -> dict[str, Any]:
 
 
 def describe_learning(reader: RunReader) -> dict[str, Any]:
+    """All scalars by iteration, the baselines' levels on the probe instances, anomalies, and what figures mean."""
     cursor, metadata = reader.last_id(), reader.metadata()
     figures: dict[str, dict[int, float | None]] = {}
     iterations: set[int] = set()

@@ -23,18 +23,23 @@ from esper.serialization import strip_prefix
 from esper.train.iteration import BY_FAMILY, KEPT, OPERATIONS, UPDATE, Alarm, Iteration
 
 SMOOTHING = 5
+"""Iterations over which J is averaged, in terminal, report and figures."""
 PACE_WINDOW = 8
+"""Iterations over which speed is averaged."""
 REFRESHES_PER_SECOND = 4
 LINES_PER_RUN = 20
-"""Besides those about measurements and anomalies."""
+"""Lines about progress without a terminal, besides those about measurements and anomalies."""
 WIDE = 110
+"""Width from which the details are in two columns."""
 RECENT = 10
+"""Iterations for which an anomaly is displayed."""
 FINDING_LEVELS = "finding the baselines' level"
 POLICY = "policy (greedy)"
 POLICY_STYLE, LABEL_STYLE, WARNING_STYLE = "bold cyan", "dim", "bold yellow"
 BLOCKS = "▁▂▃▄▅▆▇█"
 SPARKS = 30
 _BESIDE_SCALE = 52
+"""Columns of the terminal that names, scores and notes take beside the scale."""
 _SHORTEST_SCALE, _LONGEST_SCALE = 12, 56
 
 Row = tuple[str, RenderableType]
@@ -52,9 +57,11 @@ class TrainingProgress:
     total: int
     objectives: list[float] = field(default_factory=list[float])
     done: int = 0
+    """Iterations done, those before a resume included."""
     probe: tuple[int, float] | None = None
     """Iteration and score of the greedy policy when it was last measured."""
     levels: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Mean score of each baseline on the same instances."""
     latest: Iteration | None = None
     last_seen: dict[str, tuple[int, Alarm]] = field(default_factory=dict[str, tuple[int, Alarm]])
     """When each anomaly, of each head, last occurred, and its figures there."""
@@ -166,6 +173,7 @@ def moving_average(values: Sequence[float]) -> list[float]:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
+    """The last ``width`` values as blocks of eight heights."""
     values = values[-width:]
     low, high = min(values), max(values)
     span = (high - low) or 1.0
@@ -173,6 +181,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def _rank_scores(baselines: Mapping[str, float], policy: float | None = None) -> list[tuple[str, float]]:
+    """The finite scores of the baselines and the policy, best first."""
     scores = {**baselines, **({} if policy is None else {POLICY: policy})}
     return sorted(((name, level) for name, level in scores.items() if math.isfinite(level)), key=lambda row: -row[1])
 
@@ -199,6 +208,7 @@ def _describe_iteration(progress: TrainingProgress, iteration: Iteration) -> str
 
 
 def _draw_scores(progress: TrainingProgress, width: int) -> Table:
+    """The policy and the baselines with their scores on one scale, best first."""
     number, probe = progress.probe or (0, None)
     scores = _rank_scores(progress.levels, probe)
     # A row with the ends of the scale, then a row per controller with its place on the scale.
@@ -217,6 +227,7 @@ def _draw_scores(progress: TrainingProgress, width: int) -> Table:
 
 
 def _draw_details(progress: TrainingProgress, latest: Iteration, width: int) -> RenderableType:
+    """What the networks did and how the policy learns: in two columns, or in as few lines as possible."""
     curve = moving_average(progress.objectives)
     figures = latest.figures
     operations = [(name, percent(share)) for name, share in strip_prefix(OPERATIONS, figures).items() if share]

@@ -24,6 +24,7 @@ class RunFinder:
     """Searches folders for runs, at each call anew."""
 
     places: tuple[Path, ...]
+    """Run directories, and folders that contain some."""
 
     def find(self) -> dict[str, Path]:
         """Run stores by the names of their runs, which are paths below the places."""
@@ -93,7 +94,7 @@ def read_payload(text: str) -> Fields:
 
 
 Events = defaultdict[str, list[Fields]]
-"""Of one network in an episode by type, in order."""
+"""The events of one network in an episode by type, in order."""
 
 
 class Episode(NamedTuple):

@@ -20,18 +20,21 @@ from esper.runs.reader import EventRecord, RunReader
 
 POLL_SECONDS = 0.1
 MISSING_SECONDS = 1.0
+"""Seconds between attempts to read a run that cannot be read."""
 HEARTBEAT_SECONDS = 10.0
 """Seconds of silence before a comment is sent, which keeps proxies open and shows lost connections."""
 RETRY_MILLISECONDS = 1000
 BACKLOG = 5000
-"""Events that a browser may be behind before it must reload everything."""
+"""Events that a browser may be behind; with more it must reload everything."""
 
 
 class StoreUpdate(NamedTuple):
     """The events since the last poll."""
 
     last_id: int
+    """Id of the newest event."""
     records: list[EventRecord]
+    """The new events, in order."""
     reload: bool
     """Whether the browser must reload, as earlier events may have changed or some are missing here."""
 
@@ -56,7 +59,7 @@ class StoreFollower:
             self._release()
 
     def poll(self, types: Collection[str]) -> StoreUpdate:
-        """New events of these types, and resumptions, since the last call."""
+        """New events of these types, and resumptions, since the last call; RunError while the store cannot be read."""
         with self._lock:
             try:
                 reader = self._open()

@@ -64,7 +64,7 @@ class GrowthConfig(Settings):
         return (decision[:, None] + np.arange(slots)) % self.counterfactual_every == 0
 
     def find_stalled(self, plateau_age: Floats, table: SeedTable) -> Bools:
-        """The networks that end on a plateau of age ``plateau_age [E]``: ``[E]``."""
+        """The networks that end on a plateau, ``[E]``, after ``plateau_age [E]`` decisions without an improvement."""
         if self.plateau is None:
             return np.zeros(len(plateau_age), np.bool_)
         # A living seed may still bring the improvement.
@@ -103,7 +103,7 @@ class Assessed:
 
     training: TrainingReport
     evaluation: Evaluation
-    """After rollbacks; `skill`, `finite` and `diverged` are from before them."""
+    """The networks after rollbacks; `skill`, `finite` and `diverged` are from before them."""
     before_rollback: Evaluation
     intervention: Intervention
     measurements: SeedMeasurements
@@ -152,6 +152,7 @@ class GrowthEngine:
 
     @property
     def assessed(self) -> Assessed:
+        """What was measured after the newest training."""
         assert self._assessed is not None, "nothing was measured since the engine was made or loaded"
         return self._assessed
 

@@ -437,6 +437,7 @@ class ModelBackend:
         return (left == left.min()) & (left < before)
 
     def _find_prunable(self) -> Bools:
+        """Slots with blended modules that can still be pruned, bool ``[1, S]``."""
         return self.networks.table.live & self.networks.table.blended
 
     def measure_promises(self, due: Bools) -> Promises:

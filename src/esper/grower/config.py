@@ -214,7 +214,7 @@ def require_same(state: Mapping[str, Any], signature: Mapping[str, Any], parts: 
 HORIZON = 100
 """Decisions that controllers assume where the number is not planned."""
 MAX_UNPLANNED_PROGRESS = 0.5
-"""Most progress that controllers see then: until there every rule plants."""
+"""Most progress that controllers see where the number of decisions is not planned: until then every rule plants."""
 PROBATIONS_PER_HORIZON = 4
 """The horizon has room for so many probations."""
 MIN_LOOKS = 3

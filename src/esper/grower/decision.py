@@ -58,9 +58,11 @@ class Decision:
     changes: tuple[Change, ...]
     """Changes of stage by the decision, by elapsed time, or by a rollback."""
     contributions: dict[str, float]
-    """By slot, as last measured: the score with the module minus the score with the module switched off, or the
-    relative reduction of a loss (`esper.grower.scores` has the formulas). With `esper.Refit`, a module on probation is
-    compared with a fork that has trained without it; its slot is missing until the fork is old enough."""
+    """By slot, as last measured: the score with the module minus the score with the module switched off. It measures
+    how much the model depends on the module. If the metric is a loss, it is the relative reduction of the loss
+    (`esper.grower.scores` has the formula). Modules that are kept for good are measured at every fourth decision. With
+    `esper.Refit`, a module on probation is compared with a fork that has trained without it; its slot is missing until
+    the fork is old enough."""
     loss: float
     """Validation loss before the decision, and after any rollback."""
     metric: str
@@ -191,6 +193,7 @@ class BestCandidate:
     slot: str
     blueprint: str
     decision: int
+    """Decision at which it was seen first, from 1."""
     worth: float
     threshold: float
     """Worth above which a candidate may be planted."""

@@ -95,6 +95,8 @@ class Metric(Evaluator):
         name: Name of the metric.
         higher_is_better: Required for metrics other than ``loss`` and ``accuracy``.
 
+    Raises:
+        ConfigError: an argument has the wrong type.
     """
 
     @check_arguments(ConfigError, evaluate=EVALUATE_ADVICE)

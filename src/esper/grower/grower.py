@@ -372,14 +372,17 @@ class Grower:
     def isolated_backward(self, loss: Tensor, *minibatch: Any, **named: Any) -> None:
         """Also train the forks of `esper.Refit` on this minibatch; does nothing if there are none.
 
-        Call it before ``backward()`` and before dividing or scaling the loss. For each module on probation the
-        configured ``loss`` is called with ``minibatch`` and ``named`` on a fork of the model without it. The forks'
-        gradients are added in the backward pass of ``loss``, so dividing, scaling or accumulating affects them equally.
-        The model, its buffers and the random state do not change.
+        Call it after computing ``loss``, before ``backward()`` and before dividing or scaling the loss. For each module
+        on probation it computes the loss again on a fork of the model without it, by calling the configured ``loss``
+        with ``minibatch`` and ``named``. The forks' gradients are added in the backward pass of ``loss``, so dividing,
+        scaling or accumulating the loss affects them equally. The model, its buffers and the random state do not
+        change.
 
-        A fork's optimizer steps when yours does, with the same hyperparameters; other changes to gradients or
-        parameters, such as clipping, do not apply to it. The grower warns if the configured loss of the first minibatch
-        after a decision is not ``loss`` (not checked with dropout).
+        A fork has its own parameters, buffers and optimizer. Its optimizer steps when yours does, with the same
+        hyperparameters; other changes to gradients or parameters, such as clipping, do not apply to it.
+
+        After each decision, the first minibatch is checked against ``loss`` with two extra passes. The grower warns if
+        the configured loss differs, for instance because of other inputs or labels (not checked with dropout).
 
         Raises:
             ConfigError: the configured loss does not depend on a fork.

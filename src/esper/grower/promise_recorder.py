@@ -28,7 +28,7 @@ from esper.serialization import to_plain
 _SEED, _DRAW = 0, 0
 """Random seed of the initial values of candidates, as in populations."""
 MIN_EXAMPLES = 2
-"""Fewest that can be split into two halves."""
+"""Fewest examples that can be split into two halves."""
 MIN_USED_EXAMPLES = 32
 """Examples that are used however many parameters a blueprint has."""
 _CALLER = 9

@@ -219,7 +219,7 @@ class ForkTrainer:
 
     @property
     def forks(self) -> dict[str, SeedlessFork]:
-        """By slot, those of modules on probation."""
+        """Forks by the slots whose modules are on probation."""
         mine = ((name, fork, self._model.seeds.get(name)) for name, fork in self._forks.items())
         return {name: fork for name, fork, seed in mine if fork.seed is seed and not fork.seed.fossilized}
 
@@ -326,7 +326,7 @@ class ForkTrainer:
         return {"forks": forks, "minibatches": self._minibatches}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Called after `update` with the table of then."""
+        """Continue where `state_dict` was called, after `update` with the table of then."""
         for name, fork in self.forks.items():
             fork.load_state_dict(state["forks"][name])
         self._minibatches = state["minibatches"]

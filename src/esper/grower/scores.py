@@ -208,8 +208,8 @@ class Scores:
     """Computes the score of one model from its metrics, relative to the first that are measured.
 
     Without a ``metric`` it is accuracy where there is one, and otherwise the loss. Without ``classes`` there are as
-    many as ``outputs``, if there is an accuracy. The reference of a model that was ``trained`` is at least its first
-    loss. ``penalty`` computes what is taken off the score.
+    many as ``outputs``, if there is an accuracy. A model that was ``trained`` before may start worse than guessing: the
+    reference of the loss is then at least the first loss. ``penalty`` computes what is taken off the score.
     """
 
     def __init__(

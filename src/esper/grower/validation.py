@@ -210,7 +210,10 @@ class Validation:
 
 
 def _measure_labels(task: str, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None, Tensor] | None:
-    """By label: the loss, whether the prediction is right, and whether it counts; None if they do not match."""
+    """The loss of each label, whether the prediction is right, None for regression, and whether the label counts.
+
+    None if outputs and labels do not fit each other.
+    """
     # Half precision cannot hold a sum over a batch.
     outputs = outputs if outputs.dtype is torch.float64 else outputs.float()
     counted = torch.ones_like(labels, dtype=torch.bool)

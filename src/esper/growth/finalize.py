@@ -216,7 +216,7 @@ def _are_close(network: nn.Module, expected: list[Tensor], outputs: list[Tensor]
 # What `save_pretrained` would lose ------------------------------------------------------------------------------------
 
 SAVING_METHODS = ("save_pretrained", "push_to_hub")
-"""Methods of Hugging Face models."""
+"""Methods of Hugging Face models that save the class's own parameters and a configuration."""
 _LOST = (
     "from_pretrained would lose what grew here, because the configuration does not describe it: save the growing model "
     "by esper.save, or torch.save(plain.state_dict(), file) of what finalize() returned"
@@ -281,6 +281,7 @@ def _list_block_attributes(model: nn.Module) -> dict[str, list[Any]]:
 # Fossils: seeds as hooks of a plain host, made of torch operations only, so that it does not need Esper ---------------
 
 PREFIX = "fossil_"
+"""Prefix of the names of fossils in the submodules that they follow."""
 TRACING_ERRORS = (RuntimeError, ValueError, TypeError, AttributeError, LookupError, AssertionError)
 INPUT = (
     "what grew here reads the input of the whole network, which has not been called: call the network that finalize() "
@@ -288,9 +289,12 @@ INPUT = (
 )
 """Key of the network's input, and so the message of the KeyError if it is missing."""
 _CHILD_ACCESS = frozenset({"_modules", "children", "named_children", "modules", "named_modules"})
+"""Names used by modules that run all their children."""
 
 
 class _Traced(nn.Module):
+    """A seed for `torch.export`, called with features, and perhaps the network's input."""
+
     def __init__(self, seed: Seed) -> None:
         super().__init__()
         self.seed = seed

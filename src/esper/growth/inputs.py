@@ -48,7 +48,7 @@ PlainModule = Annotated[
     Advice("give an nn.Module, and of scripted or traced ones (torch.jit) the module that they were made of"),
 ]
 FEWEST_EXAMPLES = 2
-"""With a single example, the batch axis looks like any other axis of size 1."""
+"""Smallest number of examples; with only one, the batch axis looks like any other axis of size 1."""
 
 
 class ExampleInput:
@@ -114,7 +114,7 @@ def find_input_place(arguments: Arguments) -> int | str:
 
 
 def first_tensor(arguments: Arguments) -> Tensor:
-    """The network's input."""
+    """The network's input, which is the first tensor among the arguments."""
     return _list_by_place(arguments)[find_input_place(arguments)]
 
 

@@ -123,7 +123,7 @@ class GradientBatch(NamedTuple):
     gradients: Tensor
     """Functional gradients, up to one factor for all; the module's output until the backward pass brings them."""
     contexts: Mapping[Context, Tensor] = {}
-    """Of a slot, the second arguments of blueprints, as far as they are available."""
+    """Of a slot, the second arguments of blueprints, ``[B, ...]`` each, as far as they are available."""
 
     def map(self, change: Callable[[Tensor], Tensor]) -> GradientBatch:
         contexts = {context: change(tensor) for context, tensor in self.contexts.items()}

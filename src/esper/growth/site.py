@@ -46,9 +46,11 @@ class Hidden:
     names: tuple[str, ...]
     """Names of the first layer, of the modules between in the order of their calls, and of the last layer."""
     first: WideLayer
+    """The layer that computes the units."""
     between: tuple[nn.Module, ...]
     """Modules that act on each unit alone."""
     last: WideLayer
+    """The layer that takes the units as input."""
     positions: int
     """Number of positions of one example at which the units exist: tokens, samples or pixels; 1 for plain features."""
     input_shape: tuple[int, ...]
@@ -81,7 +83,7 @@ class Layer:
     like: Tensor
     """A scalar with the dtype and device for seeds after the layer."""
     trainable: frozenset[str]
-    """Names of the parameters that required a gradient at the probe."""
+    """Names of the parameters that required a gradient at the probe; they may be frozen since."""
     branch_outputs: tuple[str, ...] = ()
     """Names of the parameters that end the layer's branches: if they are zero, it returns its first argument. Empty if
     there are none or no available blueprint needs them."""

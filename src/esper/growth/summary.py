@@ -17,9 +17,13 @@ class SlotState(StrEnum):
     """Free for a seed or not, or with a seed that may still be pruned or is permanent."""
 
     DORMANT = "dormant"
+    """Free: a seed may germinate."""
     DISABLED = "disabled"
+    """Free, but seeds are not allowed."""
     LIVE = "live"
+    """Has a seed that may still be pruned."""
     FOSSILIZED = "fossilized"
+    """Has a permanent seed."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,7 @@ class SlotSummary:
     """Shape of one example's features."""
     stage: SlotState
     blueprint: str | None
-    """None without a seed, like ``alpha``."""
+    """Blueprint of the seed; None without a seed, like ``alpha`` and ``contribution``."""
     parameters: int
     """Number of scalars of the seed; 0 without one."""
     flops: int
@@ -176,7 +180,7 @@ def summarise_slot(slot: Slot) -> SlotSummary:
 
 
 def count_tried(tried: Sequence[TriedModule]) -> str:
-    """Such as ``2 modules tried, 0 kept``."""
+    """The numbers of modules tried and kept, as text: ``2 modules tried, 0 kept``."""
     kept = sum(module.kept is True for module in tried)
     undecided = sum(module.kept is None for module in tried)
     return f"{plural(len(tried), 'module')} tried, {kept:,} kept{f', {undecided:,} on probation' if undecided else ''}"

@@ -37,7 +37,7 @@ except ModuleNotFoundError as error:
 _log = logging.getLogger(__name__)
 _LOGGING = ("log", "log_dict")
 _ORDER = "esper.ladder.parameters"
-"""In a checkpoint: names of the optimizer's parameters, by group."""
+"""Key of a checkpoint: names of the optimizer's parameters, by group."""
 
 
 class LightningGrower(Callback):

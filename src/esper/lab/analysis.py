@@ -35,19 +35,22 @@ from esper.train.results import SPLITS, Arm, ArmRecord, Result, select_split
 LEVEL = 0.95
 SIGNIFICANCE = 1 - LEVEL
 FEWEST_SEEDS = 5
-"""For any claim about a way of training."""
+"""Smallest number of seeds for any claim about a way of training."""
 TRIM = 0.25
 
 Families = Sequence[str] | None
-"""Of the M instances; None if every seed has instances of its own, which then count as a part of the seed."""
+"""Families of the M instances; None if every seed has its own instances, which then count as a part of the seed."""
 
 
 class Claim(StrEnum):
     """What a comparison is about: one trained policy, a given controller, or other trainings."""
 
     POLICY = "this policy"
+    """One training seed: the claim is about the same policy on other instances."""
     CONTROLLER = "this controller"
+    """A given controller: the claim is about the same controller on other instances."""
     TRAINING = "this way of training"
+    """Several training seeds: the claim is about other training seeds and other instances."""
 
 
 class Verdict(StrEnum):
@@ -61,6 +64,8 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Interval:
+    """An estimate and its confidence interval."""
+
     estimate: float
     low: float
     high: float
@@ -71,11 +76,14 @@ class Contrast:
     """Scores of two contenders on the same instances, ``[N, M]``; the second's ``[1, M]`` without training seeds."""
 
     first: Floats
+    """``[N, M]``."""
     second: Floats
+    """``[N, M]``, or ``[1, M]`` if the scores do not depend on training seeds."""
     paired: bool
     """Whether row n of both is from the same training; a second table of one row is paired with every row."""
 
     def split_tables(self) -> list[Floats]:
+        """Tables whose means add up to the difference, and whose seeds are independent of each other."""
         for scores in (self.first, self.second):
             _require_finite(scores)
         if self.second.shape[1] != self.first.shape[1] or len(self.second) not in (1, len(self.first)):
@@ -92,10 +100,12 @@ class Difference:
 
     estimate: float
     interval: Interval | None
+    """At `LEVEL`, not corrected for other contrasts; None with too few seeds."""
     p: float | None
     """Two-sided, adjusted for the number of contrasts (Holm)."""
     verdict: Verdict
     better: float
+    """`probability_of_improvement`."""
 
 
 def estimate_differences(contrasts: Sequence[Contrast], families: Families, claim: Claim) -> list[Difference]:
@@ -213,11 +223,13 @@ class Entry:
 
     name: str
     seeds: Sequence[Sequence[Result]]
+    """Results on M instances for each of N training seeds; one list without training seeds."""
     environment_steps: int | None = None
     """Mean number of decisions, over all networks, that finding the contender took."""
 
     @property
     def instances(self) -> list[list[str]]:
+        """Names of the instances of each seed."""
         return [[result.instance for result in results] for results in self.seeds]
 
     def tabulate(self, measure: Callable[[Result], float]) -> Floats:
@@ -231,11 +243,14 @@ class Comparison:
 
     claim: Claim
     seeds: int
+    """Number of training seeds of the reference."""
     instances: int
+    """Number of instances for each policy."""
     standings: list[ArmRecord]
     verdicts: dict[str, Verdict]
-    """The reference against each other arm."""
+    """The reference against each other arm, by the name of that arm."""
     family_scores: dict[str, dict[str, float]]
+    """Mean score by family and name."""
 
     @property
     def reference(self) -> ArmRecord:
@@ -244,6 +259,7 @@ class Comparison:
 
     @property
     def others(self) -> list[ArmRecord]:
+        """All arms that the reference is compared with."""
         return [arm for arm in self.standings if arm.name in self.verdicts]
 
 

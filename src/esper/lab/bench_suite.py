@@ -22,13 +22,14 @@ from esper.train.evaluation import EvaluationConfig, evaluate_controllers
 from esper.train.workers import Workers
 
 Scores = dict[str, Floats]
-"""By name of the schedule, one per instance."""
+"""Scores by name of the schedule, one per instance."""
 
 FEWEST_SCORED = 2
 """Instances per variant for a standard error."""
 CONTENDERS = 2
 """Single plantings per family that are combined into pairs and triples."""
 NOTHING = "nothing"
+"""Name of the schedule without plantings."""
 LATE = 0.3
 """The late start of a single planting, as a fraction of the episode."""
 MOST_PLANTINGS = 3
@@ -36,11 +37,13 @@ MOST_PLANTINGS = 3
 
 @dataclass(frozen=True)
 class Choice:
+    """The best fixed schedule of one context."""
+
     context: str
     schedule: str
     score: float
     score_of_overall: float
-    """That of the best schedule overall, on the same instances."""
+    """Mean score of the best schedule overall, on the same instances."""
     score_of_nothing: float
 
 
@@ -55,11 +58,13 @@ class SuiteReport:
     """Choosing a schedule by hidden variant, minus the best schedule overall."""
     variant_standard_error: float
     overall: str
+    """Name of the best schedule overall."""
     overall_score: float
     nothing_score: float
     families: list[Choice]
     variants: list[Choice]
     schedules: int
+    """Number of schedules compared."""
     episodes: int
 
 

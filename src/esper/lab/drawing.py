@@ -35,7 +35,7 @@ COLOURS = (
 """C0, C1, ... of every figure. The first eight can be distinguished by the colour-blind (Okabe and Ito, 2008)."""
 LABEL_SIZE = 6
 DASHED = (0, (4, 3))
-"""Of levels to compare with."""
+"""Line style of levels to compare with."""
 WIDTHS = {1: 3.35, 2: 6.9}
 """Inches of so many columns of a paper in two columns."""
 
@@ -84,7 +84,7 @@ _METADATA: dict[str, dict[str, None]] = {
     ".png": {"Software": None},
     ".svg": _NO_METADATA,
 }
-"""Equal figures are equal bytes: no dates, no versions."""
+"""By the suffix of files. Equal figures are equal bytes: no dates, no versions."""
 _VARIABLES = {INK: "--ink", SOFT: "--soft", LINE: "--line", PAPER: "--paper"}
 """Colours that are the page's own, light or dark, by the names in its style sheet."""
 _NAMESPACE = re.compile(r"\{[^}]*\}")
@@ -95,6 +95,7 @@ _UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]
 def export_exhibits(
     folder: Path, exhibits: Sequence[Exhibit], report: Callable[[int, int], None] = lambda _done, _total: None
 ) -> list[Exhibit]:
+    """Write all that can be shown, and return it; ``report`` is called with the numbers of those done and of all."""
     shown = [exhibit for exhibit in exhibits if exhibit.rows]
     for done, exhibit in enumerate(shown):
         report(done, len(shown))
@@ -163,7 +164,7 @@ def _open_canvas(figure: Drawing, background: Mapping[Any, Any] | None = None) -
 
 
 def _make_drawable(value: Value) -> Value:
-    """None for numbers whose differences are not finite."""
+    """A value that every font and format takes; None for numbers whose differences are not finite."""
     if isinstance(value, str):
         return _make_printable(value)
     return None if isinstance(value, float) and abs(value) > 1e300 else value
@@ -225,6 +226,7 @@ def spread_apart(places: Sequence[float], gap: float, low: float, high: float) -
 
 
 def name_rows(axes: Axes, names: Sequence[str]) -> None:
+    """Give the axes rows from the top, named on the left."""
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
@@ -236,6 +238,8 @@ LANE_HEIGHT = 0.3
 
 
 class StageStyle(NamedTuple):
+    """How a stage is drawn and explained."""
+
     colour: str
     letter: str
     meaning: str
@@ -250,15 +254,17 @@ STAGE_STYLES = {
     Stage.PRUNED: StageStyle(VERMILION, "x", "pruned, slot cooling down"),
 }
 ON_BARS = "#1c2431"
-"""For letters: dark on every page, as the bars are light."""
+"""For letters: dark on every page, as the bars are light on every page."""
 _BAR = 0.42
 _ROOM_FOR_LETTER = 0.02
-"""A bar that takes a smaller share of the lane has no letter."""
+"""A bar that takes a smaller share of the whole lane has no letter."""
 _SMALL = LABEL_SIZE - 1
 
 
 @dataclass(frozen=True)
 class Span:
+    """A slot's time in one stage: decisions ``start`` to ``end``, the first and the last, counted from 1."""
+
     stage: Stage
     start: int
     end: int
@@ -266,6 +272,7 @@ class Span:
 
 
 def find_spans(rows: Sequence[Row]) -> list[Span]:
+    """One slot's times in each stage, from rows in order; without dormant times, and with a cooldown as one."""
     spans: list[Span] = []
     before = Stage.DORMANT
     for row in rows:
@@ -308,6 +315,7 @@ def draw_lanes(axes: Axes, rows: Sequence[Row]) -> set[Stage]:
 
 
 def explain_stages(canvas: Canvas, axes: Axes, stages: set[Stage]) -> None:
+    """A legend above the whole figure of the stages that were drawn."""
     styles = [style for stage, style in STAGE_STYLES.items() if stage in stages]
     bars = [axes.barh(0, 0, color=style.colour).patches[0] for style in styles]
     meanings = [f"{style.letter}: {style.meaning}" for style in styles]

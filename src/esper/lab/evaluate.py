@@ -50,11 +50,13 @@ from esper.train.workers import Workers
 _STAGES = {stage.name.lower() for stage in Stage}
 _GERMINATED, _KEPT = Stage.GERMINATED.name.lower(), Stage.FOSSILIZED.name.lower()
 FEWEST_EPISODES = 8
-"""For an interval: fewer values do not show how much they vary."""
+"""Smallest number of episodes for an interval; fewer values do not show how much they vary."""
 
 
 @dataclass(frozen=True)
 class Plant:
+    """How often a blueprint was used in a slot, per episode."""
+
     slot: int
     blueprint: str
     germinated: float
@@ -63,15 +65,21 @@ class Plant:
 
 @dataclass(frozen=True)
 class Usage:
+    """The behaviour of a controller on one family."""
+
     family: str
     split: Split
     episodes: int
     operations: dict[str, float]
+    """Fraction of decisions for each operation."""
     plants: tuple[Plant, ...]
+    """Combinations of slot and blueprint that were used."""
 
 
 @dataclass(frozen=True)
 class EpisodeTimeline:
+    """The episode of one network."""
+
     instance: str
     family: str
     variant: str
@@ -91,15 +99,18 @@ class Behaviour:
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(allow_inf_nan=False)  # older files have more fields
 
     iteration: int
+    """Number of training iterations of the policy."""
     sites: tuple[str, ...]
     blueprints: tuple[str, ...]
     usage: tuple[Usage, ...]
     episodes: tuple[EpisodeTimeline, ...]
+    """The first episode of each family."""
     earnings: tuple[SeedShapley, ...] | None = None
-    """Of the seeds kept in each episode; None in older files."""
+    """Shapley values of the seeds kept in each episode; None in older files."""
 
 
 def describe_behaviour(suite: Suite, iteration: int, played: Mapping[Split, EvaluationResult]) -> Behaviour:
+    """Summarise a policy's episodes on the instances of each split."""
     parts: list[tuple[str, Split, EvaluationResult]] = [
         (family, split, result)
         for split, result in played.items()
@@ -249,7 +260,7 @@ _STREAMS: dict[Split, Stream] = {"heldout": Stream.HELDOUT_INSTANCES, "transfer"
 HELDOUT_INSTANCES = 256
 TRANSFER_INSTANCES = 64
 FEWEST_INSTANCES = 2
-"""A single one has no interval."""
+"""Smallest number of instances in an evaluation; a single one has no interval."""
 
 
 class LoadedPolicy(NamedTuple):
@@ -261,6 +272,7 @@ class LoadedPolicy(NamedTuple):
 
 
 def load_policy(run: RunDirectory, settings: TrainSettings) -> LoadedPolicy:
+    """The policy of the newest checkpoint."""
     checkpoint = Checkpoints(run.checkpoints).latest()
     policy = restore_policy(checkpoint.tensors, settings.policy, settings.promise, settings.rules)
     return LoadedPolicy(create_greedy_controller(policy, settings), checkpoint.iteration, checkpoint.sha256)
@@ -302,6 +314,7 @@ def count_pretraining(settings: TrainSettings, suite: Suite) -> float:
 
 
 def sample_for_evaluation(suite: Suite, split: Split, count: int, seed: int) -> list[Instance]:
+    """Draw the instances of a split, for all controllers."""
     return suite.sample(count, split, numpy_generator(seed, _STREAMS[split]))
 
 
@@ -393,6 +406,10 @@ def evaluate_run(
 
 
 def evaluate_by_name(name: str, suite: Suite, split: Split, count: int, seed: int, workers: Workers) -> Comparison:
+    """Compare a controller with the suite's baselines on ``count`` instances.
+
+    ``name`` is that of a baseline, the directory of a run on this or another suite, or ``FILE.py:NAME``.
+    """
     _require_interval(count, "instance")
     controller, config = find_controller(name, suite)
     others = [rule for rule in create_baselines(suite) if rule.name != controller.name]

@@ -14,6 +14,7 @@ FULL_HEAT = 0.6
 
 Value = str | int | float | None
 Row = Mapping[str, Value]
+"""Values by the names of their columns."""
 
 
 def read_numbers(rows: Sequence[Row], name: str) -> list[float]:
@@ -32,6 +33,8 @@ def group_rows(rows: Sequence[Row], name: str) -> dict[str, list[Row]]:
 
 @dataclass(frozen=True)
 class Files:
+    """A source in words: which fields of which files give the numbers."""
+
     suffix: ClassVar[str] = ".txt"
     title: ClassVar[str] = "Where its numbers come from"
 
@@ -39,6 +42,8 @@ class Files:
 
 
 class Query(Files):
+    """A source in SQL: the query that gives the numbers on the store of the run."""
+
     suffix: ClassVar[str] = ".sql"
     title: ClassVar[str] = "The query behind it, for sqlite3"
 
@@ -66,27 +71,35 @@ class Cell(NamedTuple):
 
     text: str
     note: str
+    """Small print beside the figure."""
     bounds: tuple[str, ...]
+    """The ends of its interval, also in the note."""
     mark: str
     """Emphasis: policy, above, below, other or best."""
     heat: float
+    """Opacity of its colour on the page."""
 
 
 @dataclass(frozen=True)
 class Column:
+    """A column of a table: how the rows' values of that name are written."""
+
     name: str
     write_number: Callable[[float], str] | None = None
-    """None for a column of texts."""
+    """Formats a number; None for a column of texts."""
     title: str | None = None
+    """The heading; None: the name."""
     bounded: bool = False
     """Whether rows have the interval, too, under the name with _low and _high."""
     missing: str = EN_DASH
     long: bool = False
+    """Whether a value may take several lines."""
     optional: bool = False
     """Whether it is left out where no row has a value."""
     note: Callable[[Row], str] | None = None
     mark: Callable[[Row], str] | None = None
     heated: float | None = None
+    """The value that is coloured most strongly."""
 
     @property
     def heading(self) -> str:
@@ -111,10 +124,12 @@ class Table:
     folder: ClassVar[str] = "tables"
 
     name: str
+    """The stem of its files' names."""
     caption: str
     source: Files
     columns: tuple[Column, ...]
     absent: str
+    """Why there may be no rows."""
     upright: bool = False
     """Whether headings stand upright on the page."""
     rows: Sequence[Row] = ()
@@ -130,6 +145,7 @@ Exhibit = Drawing | Table
 
 
 def run_queries(store: Path, exhibits: Sequence[Exhibit]) -> list[Exhibit]:
+    """Figures and tables with the rows that their queries give on a run store."""
     with RunReader.open(store) as reader:
         results = [reader.query(exhibit.source.text) for exhibit in exhibits]
     return [

@@ -51,11 +51,14 @@ from esper.train.workers import LOCAL, Backend, Workers
 ARMS = "arms"
 """The folder of results, with a file per arm."""
 LOCK_OWNER = "esper compare"
+"""The command written into the locks of runs' directories."""
 _NAME = re.compile(r"\w[\w.+-]*")
 _SEED = "seed-"
 
 
 class Training(NamedTuple):
+    """The training of one configuration with one seed."""
+
     arm: str
     seed: int
 
@@ -66,6 +69,7 @@ class Experiment:
 
     folder: Path
     arms: Mapping[str, TrainSettings]
+    """Configurations by name; the first is compared with each of the others."""
     seeds: int
     instances: int
 
@@ -212,9 +216,9 @@ NONE_EQUAL_FLOPS = "none_equal_flops"
 SURVIVORS = 4
 """One candidate in this many survives a round."""
 FIRST_ROUND = 21
-"""Instances per candidate in the first round, approximately."""
+"""Approximate number of instances per candidate in the first round."""
 FINALISTS = 2
-"""Least candidates in the last round."""
+"""Smallest number of candidates in the last round."""
 
 CountSteps = Callable[[int], None]
 """Gets the environment steps that a search has taken since the last call."""

@@ -37,9 +37,11 @@ from esper.lifecycle.table import OWNING, Stage
 from esper.runs.reader import LOSS, METRIC_NAME, RunMetric, RunReader, describe_contributions
 
 ADDED = "added_parameters"
+"""The measure of all seeds' parameters."""
 PARAMETERS = "parameters"
 GROWN, BARE = "grown", "bare host"
 MOMENTS = 6
+"""Snapshots at most."""
 _SLOT_NAME = "COALESCE((SELECT json_extract(value, '$[' || slot || ']') FROM metadata WHERE key = 'slots'), slot)"
 _NO_DECISION = "no decision was made"
 _PANELS = {LOSS: "loss", ADDED: "added\nparameters"}
@@ -47,10 +49,12 @@ _ROLLBACK = "rollback"
 _DATA = {"train": ORANGE, "validation": BLUE, "seeds": GREEN}
 _DASHES = ("-", "--", "-.", ":")
 _LANES_MARGIN = 1.1
+"""Inches of the figure of stages that are not slots."""
 
 _HOST, _SEED = (0.0, 0.16), (0.3, 1.0)
 """Left and right sides of the host's layer, and of the seed behind it."""
 _HEIGHT = 0.62
+"""Height of a box."""
 _LEAST = 0.05
 """Share of a box that is filled at least, to show a seed that does not count yet."""
 _MARGIN, _ROW = 0.75, 0.42

@@ -177,7 +177,7 @@ ORDER BY kind DESC, name, iteration
 
 
 def health_figure(target_kl: float) -> Drawing:
-    """Without its caption, which needs the numbers."""
+    """Small plots that show whether training is healthy, without their caption, which needs the numbers."""
     draw = partial(_draw_health, KL_STOP * target_kl)
     return Drawing("health", "", _HEALTH, draw, _NO_ITERATION, height=5, columns=2)
 
@@ -228,6 +228,7 @@ def _draw_health(kl_stop: float, canvas: Canvas, rows: Sequence[Row]) -> None:
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 _SCORES_MARGIN, _ROW_HEIGHT = 0.6, 0.19
 _EPISODES_ACROSS = 2
+"""Episodes beside each other."""
 _ACCURACY_HEIGHT, _PANEL_MARGIN, _EPISODES_MARGIN = 0.5, 0.75, 0.5
 _NOBODY = "there are no results yet"
 _TRAININGS = Files(
@@ -267,6 +268,7 @@ def exhibit_arms(comparison: Comparison, configuration: str | None = None) -> di
 
 
 def _exhibit_comparison(name: str, players: str, source: Files, comparison: Comparison) -> dict[str, Exhibit]:
+    """All figures and tables of a comparison; ``players`` is a phrase for their captions: who played what."""
     rows, names = standings_rows(comparison), [arm.name for arm in comparison.standings]
     scores = Drawing(
         f"{name}_scores",
@@ -382,6 +384,7 @@ def _draw_costs(canvas: Canvas, rows: Sequence[Row]) -> None:
 
 
 def exhibit_behaviour(behaviour: Behaviour) -> dict[str, Exhibit]:
+    """Figures and tables of what the policy did, by subject."""
     usage, sites, names, episodes = behaviour.usage, behaviour.sites, behaviour.blueprints, behaviour.earnings or ()
     usage_file, earnings_file, episodes_file = (
         Files(f"behaviour.json in the run's directory, the list {key}.\n") for key in ("usage", "earnings", "episodes")
@@ -469,6 +472,8 @@ def exhibit_behaviour(behaviour: Behaviour) -> dict[str, Exhibit]:
 
 
 def _mean_column(title: str) -> Column:
+    """Means with their intervals, marked where the interval is on one side of zero."""
+
     def mark_side(row: Row) -> str:
         low, high = read_numbers([row], "value_low")[0], read_numbers([row], "value_high")[0]
         return "above" if low > 0 else "below" if high < 0 else ""

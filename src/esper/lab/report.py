@@ -69,6 +69,7 @@ class Headline:
     short: str
     sentences: Sequence[str] = ()
     command: str = ""
+    """A command that gives the answer, if there is one."""
     notes: Sequence[str] = ()
 
 
@@ -77,6 +78,7 @@ _NARROW_COLUMNS = 7
 
 
 def make_anchor(title: str) -> str:
+    """An identifier for a title, to which the table of contents links."""
     return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
 
 
@@ -86,6 +88,7 @@ class Section:
     exhibits: Sequence[Exhibit] = ()
     note: str = ""
     terms: Sequence[tuple[str, str]] = ()
+    """Names, and what they are."""
     commands: str = ""
     settings: str = ""
 

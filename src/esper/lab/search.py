@@ -30,19 +30,23 @@ from esper.train.evaluation import EvaluationConfig, evaluate_controllers
 from esper.train.workers import Workers
 
 BUDGETS = (1, 2, 4, 8, 16)
+"""Multiples of the FLOPs of one training with the controller."""
 POOL = 32
-"""A search that has tried them all stops."""
+"""Number of networks drawn for an instance; a search that has tried them all stops."""
 BRACKET = 4
+"""Number of networks in a bracket of successive halving."""
 
 
 @dataclass(frozen=True)
 class Pool:
+    """The networks drawn for N instances, K each, trained over T decisions."""
+
     validation: Floats
     """J on validation data after each decision of N instances' K networks, ``[N, K, T]``."""
     test: Floats
     """Score on test data at the end, ``[N, K]``."""
     flops: Floats
-    """FLOPs of the training after each decision, the same for all, ``[N, K]``."""
+    """FLOPs of the training after each decision, which are the same for all decisions, ``[N, K]``."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +55,9 @@ class SearchReport:
 
     controller: str
     score: float
+    """Mean test score with the controller."""
     scores: dict[str, dict[int, float]]
-    """By multiple of the FLOPs."""
+    """Mean test scores of the searches, by multiple of the FLOPs."""
     B: dict[str, float | None]
     """The multiple at which each search scores as much; None: not even at the largest."""
     B_interval: dict[str, tuple[float | None, float | None]]
@@ -60,10 +65,12 @@ class SearchReport:
     trainings: float
     """Cost of the controller, in complete trainings."""
     break_even: float | None
-    """Networks until the controller has paid for itself; None: never."""
+    """Number of networks until the controller has paid for itself, at the smallest B or else the largest multiple;
+    None: never."""
 
 
 def search_beside(name: str, suite: Suite, split: Split, count: int, seed: int, workers: Workers) -> SearchReport:
+    """Compare a controller with searches on ``count`` instances of the suite."""
     controller, config = find_controller(name, suite)
     trainings = count_trainings(name, suite)
     instances = sample_for_evaluation(suite, split, count, seed)

@@ -18,10 +18,12 @@ from esper.tasks.suite import Split
 from esper.train.results import ArmRecord, Bounds, ComparisonRecord, EvaluationRecord
 
 SPLIT_NAMES: Mapping[Split, str] = {"heldout": "held-out", "transfer": "transfer"}
+"""Names of the instances of a split in sentences."""
 SPLIT_TITLES: Mapping[Split, str] = {
     "heldout": "held-out instances",
     "transfer": "instances of families never trained on",
 }
+"""Names of the instances of a split in titles."""
 
 ARM_MEANINGS = {
     "policy": "the learned controller",
@@ -44,19 +46,24 @@ RULE = (
 )
 
 _STYLES = {"policy": "bold", "above": "green", "below": "red"}
+"""Styles on the terminal, by the mark of a cell."""
 _NARROW = ("name", "score", "accuracy", "added", "flops", "difference", "probability_of_improvement", "p")
+"""Columns that fit into 80 characters."""
 NO_BREAK_SPACE = "\u00a0"
 HEADING_WIDTH = 13
+"""Characters of a heading on the terminal, as of an interval."""
 _FEW = 2
-"""With more controllers, only their names are mentioned."""
+"""Largest number of controllers that are mentioned with their figures, not only by name."""
 
 
 def format_interval(interval: Bounds, write: Callable[[float], str] = score) -> str:
+    """Both ends of an interval: ``0.642 to 0.668``."""
     low, high = interval
     return f"{write(low)} to {write(high)}"
 
 
 def name_instances(count: int, split: Split = "heldout") -> str:
+    """The number of instances of a split as a phrase."""
     return plural(count, SPLIT_TITLES[split].replace("instances", "instance"), SPLIT_TITLES[split])
 
 
@@ -149,6 +156,7 @@ def assess_learning(comparison: Comparison, split: Split = "heldout") -> Conclus
 
 
 def record_evaluation(comparisons: Mapping[Split, Comparison]) -> dict[str, Any]:
+    """All figures and the answer for each split, for JSON."""
     return {
         split: asdict(
             EvaluationRecord(
@@ -162,6 +170,7 @@ def record_evaluation(comparisons: Mapping[Split, Comparison]) -> dict[str, Any]
 
 
 def record_comparison(comparison: Comparison) -> ComparisonRecord:
+    """All figures and verdicts."""
     return ComparisonRecord(
         claim=str(comparison.claim),
         basis=describe_basis(comparison),
@@ -194,6 +203,7 @@ def standings_rows(comparison: Comparison) -> list[Row]:
 
 
 def standings_columns(comparison: Comparison) -> tuple[Column, ...]:
+    """The columns of the standings: figures of the arm, then those of the reference against it."""
     arms, reference = comparison.standings, comparison.reference.name
     flops = Column("flops", mega, "MFLOP", bounded=True, missing="")
     steps = Column("environment_steps", count, missing="")
@@ -220,6 +230,7 @@ def standings_columns(comparison: Comparison) -> tuple[Column, ...]:
 
 
 def standings_table(comparison: Comparison, title: str | None = None) -> Table:
+    """A table for a terminal of 80 columns, with the 95% interval below a figure."""
     table = Table(
         title=title, title_justify="left", title_style="bold", box=None, padding=(0, 1, 0, 0), header_style="underline"
     )

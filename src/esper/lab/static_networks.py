@@ -42,12 +42,13 @@ class SlotHistory:
     """The slots of E networks over T decisions, ``[T, E, S]``."""
 
     stage: Ints
-    """The `Stage` during the training after each decision."""
+    """``[T, E, S]``: the `Stage` during the training after each decision."""
     blueprint: Ints
     """Index of the blueprint in the suite; -1 without a seed."""
     blend: Ints
+    """``[T, E, S]``: the seed's `Blend`."""
     fossils: list[Fossils]
-    """Committed at the end, ``[E]``."""
+    """Committed seeds of each network at the end, ``[E]``."""
 
 
 def track_slots(log: EpisodeLog, suite: Suite, fossils: Sequence[Fossils] = ()) -> SlotHistory:
@@ -102,6 +103,7 @@ class Prices:
         return self._counts[widths]
 
     def network(self, instance: Instance, fossils: Fossils) -> int:
+        """FLOPs of the host with fossils."""
         _, host, seeds = self.count(instance)
         return host + int(
             sum(
@@ -130,7 +132,9 @@ class MeasuredArm:
 
     outcomes: list[Result]
     fossils: list[Fossils]
+    """Final fossils of each network."""
     flops: list[int]
+    """FLOPs of each network's training."""
 
 
 def measure_arm(played: EvaluationResult, suite: Suite) -> MeasuredArm:
@@ -154,11 +158,15 @@ class StaticNetwork:
 
     instance: Instance
     fossils: Fossils
+    """Newly initialised modules at alpha 1."""
     decisions: int
+    """Length of the training, in units of the minibatches between two decisions."""
 
 
 @dataclass(frozen=True)
 class StaticTask(DeviceTask):
+    """Networks that are trained side by side; any process may compute the task."""
+
     config: EvaluationConfig
     arm: str
     networks: Sequence[StaticNetwork]

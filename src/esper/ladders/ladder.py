@@ -36,10 +36,12 @@ TrainStep = Callable[..., Any]
 """``train_step(model, optimizer, batch)`` makes one optimizer step."""
 LEARNING_RATE = 1e-3
 CHECKPOINTS = "checkpoints"
+"""Subfolder with the newest checkpoints."""
 CHECKPOINT_SECONDS = 60.0
 WRITING_SHARE = 0.05
-"""Of the time, for writing checkpoints; if need be, they are less frequent."""
+"""Largest fraction of the time that writing checkpoints may take; if need be, they are less frequent."""
 SECONDS_BETWEEN_LINES = 15.0
+"""Least time between two lines that say how much is done."""
 _RANDOM, _EPOCH = "random.", "epoch."
 
 ADVICE = {
@@ -257,6 +259,7 @@ def _count_arguments(train_step: TrainStep, data: Any) -> int:
 def _find_example(
     model: nn.Module, train_step: TrainStep | None, data: Any, optimizer: torch.optim.Optimizer, given: Arguments | None
 ) -> tuple[Arguments, float]:
+    """Example arguments of the model, and the number of passes of that size in a step."""
     require_plain(model)
     if isinstance(data, Iterator):
         raise ConfigError(
@@ -352,6 +355,7 @@ class _Batches:
         raise ConfigError("data has no batch: give a DataLoader or a list with at least one")
 
     def take_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The state as tensors and JSON values."""
         states = {f"{_RANDOM}{index}": generator.get_state() for index, generator in enumerate(self._generators)}
         states |= {f"{_EPOCH}{index}": state for index, state in enumerate(self._beginning)}
         return states, {"taken": self._taken if self._batches is not None else 0}

@@ -26,8 +26,9 @@ from esper.numerics.modules import copy_with
 SHARE, DECAY = 0.2, 0.2
 """Fractions of ``steps``: for training at each depth after the first, and for each decay."""
 DEEPEST = 10_000
-"""Most blocks for targets in parameters or FLOPs."""
+"""Largest number of blocks for targets in parameters or FLOPs."""
 COMPILED = "_orig_mod"
+"""Name of the original model inside a model compiled by `torch.compile`."""
 Measure = Literal["depths", "parameters", "flops"]
 Sizes = Annotated[Sequence[PositiveInt], Field(min_length=1)]
 ADVICE = {
@@ -44,31 +45,36 @@ class PlannedRung:
     """One size of a ladder, before it is trained."""
 
     depth: int
+    """Number of blocks."""
     copies: Mapping[str, tuple[int, ...]]
     """Copies after each block of the previous rung, by list of blocks; none for the first rung."""
     parameters: int
+    """Number of parameters."""
     forward_flops: float
+    """FLOPs of a forward pass, per example."""
     steps: int
-    """At this depth before the rung branches off."""
+    """Number of steps at this depth before the rung branches off."""
     decay_steps: int
-    """Of the branch, with learning rates that fall to zero."""
+    """Number of steps of the branch, with learning rates that fall to zero."""
     rate: float
     """Factor of the learning rates."""
     flops: float
-    """Of all training up to the end of this rung."""
+    """FLOPs of all training up to the end of this rung."""
     flops_alone: float
-    """Of a separate training of this size alone."""
+    """FLOPs of a separate training of this size alone."""
 
 
 class LadderPhase(NamedTuple):
     """The phase of a ladder to which a step belongs."""
 
     rung: int
+    """Index of the rung."""
     decays: bool
     """Whether it is the rung's branch, in which learning rates decay."""
     step: int
     """Index of the step in the phase."""
     steps: int
+    """Number of steps in the phase."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -76,11 +82,11 @@ class LadderPlan:
     """What `esper.ladder` will do. Prints as a report."""
 
     towers: Towers
-    """Of the given model."""
+    """The lists of blocks that grow, in the given model."""
     rungs: tuple[PlannedRung, ...]
-    """Smallest first."""
+    """The sizes, smallest first."""
     steps: int
-    """For training one size alone, as for the first rung."""
+    """Number of steps for training one size alone, as for the first rung."""
     uncounted: str
     """Operations whose FLOPs torch cannot count."""
     pretrained: bool
@@ -273,6 +279,7 @@ def require_plain(model: nn.Module) -> None:
 
 
 def count_forward(model: nn.Module, example: Arguments) -> tuple[float, str]:
+    """FLOPs of a forward pass of the example input, and the operations that torch cannot count, or ""."""
     like = next(model.parameters())
     counted = count_flops(model, lambda: call_host(model, fit_example(model, example, like)))
     return float(counted.total), counted.uncounted
@@ -281,6 +288,7 @@ def count_forward(model: nn.Module, example: Arguments) -> tuple[float, str]:
 def read_targets(
     depths: Sequence[int] | None, parameters: Sequence[int] | None, flops: Sequence[float] | None
 ) -> tuple[Measure, Sequence[int | float]]:
+    """The measure in which the sizes of a ladder are given, and the sizes."""
     given: dict[Measure, Sequence[int | float] | None] = {"depths": depths, "parameters": parameters, "flops": flops}
     chosen: list[tuple[Measure, Sequence[int | float]]] = [
         (name, sizes) for name, sizes in given.items() if sizes is not None
@@ -304,7 +312,7 @@ def _find_depths(
     flops: float,
     uncounted: str,
 ) -> list[int]:
-    """For targets in parameters or FLOPs, the nearest possible depths."""
+    """The depths of a ladder; for targets in parameters or FLOPs, the nearest possible depths."""
     measure, sizes = targets
     first = count_blocks(towers)
     if measure == "depths":
@@ -353,6 +361,7 @@ def _require_own_parameters(model: nn.Module, towers: Towers) -> None:
 
 
 def _require_that_copies_run(towers: Towers, before: float, after: float) -> None:
+    """Refuse copies that do not raise the cost of the model."""
     if not after > before:
         names = ", ".join(repr(tower.name) for tower in towers)
         raise ConfigError(

@@ -39,12 +39,15 @@ class Rung(Settings):
     """A finished model of one size."""
 
     depth: Annotated[int, Field(ge=1)]
+    """Number of blocks."""
     parameters: Annotated[int, Field(ge=0)]
+    """Number of parameters of the model."""
     forward_flops: float
+    """FLOPs of a forward pass, per example."""
     flops: float
-    """Of all training up to the end of this rung, without evaluation."""
+    """FLOPs of all training up to the end of this rung, without evaluation."""
     flops_alone: float
-    """Planned, of training this size separately."""
+    """Planned FLOPs of training this size separately."""
     loss: float | None
     """Result of ``evaluate``; None without it."""
     latency: float
@@ -59,8 +62,9 @@ class Ladder:
 
     plan: LadderPlan
     rungs: tuple[Rung, ...]
+    """The finished sizes, smallest first."""
     folder: Path
-    """Has `TABLE` and a folder per rung."""
+    """Folder with `TABLE` and one folder per rung."""
 
     def __repr__(self) -> str:
         titles = ("blocks", "loss", "parameters", "FLOPs forward", "FLOPs so far", "FLOPs alone", "latency")
@@ -87,6 +91,7 @@ class _Table(Settings):
     plan: dict[str, Any]
     rungs: tuple[dict[str, Any], ...] = ()
     spent: dict[str, float] = {}
+    """FLOPs spent before some steps."""
 
 
 class RungFolder:
@@ -121,6 +126,7 @@ class RungFolder:
         return tuple(Rung.model_validate({**rung, "path": self.find_path(rung["depth"])}) for rung in rungs)
 
     def find_path(self, depth: int) -> Path:
+        """The folder of the rung with this number of blocks."""
         return self.path / f"depth-{depth}"
 
     def add_rung(self, model: nn.Module, rung: Rung) -> None:
@@ -150,9 +156,11 @@ class RungFolder:
         self._write(self._table.model_copy(update={"rungs": (*others, rung.model_dump())}))
 
     def record_spent(self, step: int, flops: float) -> None:
+        """Record the FLOPs that were spent before a step."""
         self._write(self._table.model_copy(update={"spent": {**self._table.spent, str(step): flops}}))
 
     def find_spent(self, step: int) -> float | None:
+        """The FLOPs that `record_spent` recorded for a step; None if there are none."""
         return self._table.spent.get(str(step))
 
     def _write(self, table: _Table) -> None:

@@ -29,6 +29,7 @@ class Tower:
     """A list of blocks that run one after the other."""
 
     name: str
+    """Name of the list in the model."""
     copyable: tuple[bool, ...]
     """Which blocks can take their own output as input; those that change width or resolution cannot."""
 
@@ -48,6 +49,7 @@ class Tower:
         return tuple(copies)
 
     def grow(self, copies: Sequence[int]) -> Tower:
+        """The tower with these numbers of copies after each block."""
         grown = [
             source for source, count in zip(self.copyable, copies, strict=True) for source in [source] * (count + 1)
         ]
@@ -58,6 +60,7 @@ Towers = tuple[Tower, ...]
 
 
 def count_blocks(towers: Towers) -> int:
+    """The depth of a model: the total number of blocks in its towers."""
     return sum(map(len, towers))
 
 
@@ -77,6 +80,7 @@ def plan_copies(towers: Towers, depth: int) -> dict[str, tuple[int, ...]]:
 
 
 def grow_towers(towers: Towers, copies: Mapping[str, Sequence[int]]) -> Towers:
+    """The towers with these numbers of copies after each block."""
     return tuple(tower.grow(copies[tower.name]) for tower in towers)
 
 
@@ -194,6 +198,7 @@ class _Call(NamedTuple):
 
 
 def _record_calls(model: nn.Module, example: Arguments, blocks: Iterable[nn.Module]) -> dict[nn.Module, list[_Call]]:
+    """The calls of blocks in a forward pass in evaluation mode."""
     calls: dict[nn.Module, list[_Call]] = {}
     count = 0
 

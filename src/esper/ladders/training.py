@@ -31,7 +31,7 @@ from esper.numerics.modules import keep_generators, keep_modes
 from esper.serialization import Checkpoint, Checkpoints
 
 BRANCHES = "branches"
-"""With the model's state at the branching points."""
+"""Subfolder with the state of the model at the branching points."""
 INITIAL_RATE = "initial_lr"
 """A group's learning rate before any schedule, as in torch's schedulers."""
 _MODEL, _OPTIMIZER = "model.", "optimizer."
@@ -56,6 +56,7 @@ class TrainingFlops:
 
     @contextmanager
     def counting(self) -> Generator[None]:
+        """Count all passes through the whole model."""
         hooks = [
             self._model.register_forward_pre_hook(self._begin, with_kwargs=True),
             self._model.register_forward_hook(self._end),
@@ -145,6 +146,7 @@ class LadderTraining:
     # Between two steps
 
     def begin_step(self) -> None:
+        """Set the learning rates of the next optimizer step."""
         for group, rate in zip(self._get_optimizer().param_groups, self._compute_rates(), strict=True):
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(rate)
@@ -165,6 +167,7 @@ class LadderTraining:
         return [group[INITIAL_RATE] * factor for group in self._get_optimizer().param_groups]
 
     def end_step(self) -> bool:
+        """Count a step, and start or finish a rung's branch if it is due; returns whether the model's size changed."""
         self.step += 1
         branch = self.plan.find_branch_step(self._rung)
         ending = self.finished or self.step == branch + self.plan.rungs[self._rung].decay_steps
@@ -232,6 +235,7 @@ class LadderTraining:
         print_line(str(self.plan))
 
     def take_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The state as tensors and JSON values."""
         tensors = {_MODEL + name: value for name, value in self._named_tensors().items()}
         values: dict[str, dict[str, Any]] = {}
         for index, state in self._get_optimizer().state_dict()["state"].items():

@@ -21,7 +21,7 @@ APPLICATION_ID = 0x45535052  # "ESPR"
 SCHEMA_VERSION = 1
 BUSY_SECONDS = 30.0
 READING_SECONDS = 60.0
-"""For a query; the slowest of a report takes 2 seconds on a run of 160 MB."""
+"""Time limit of a query; the slowest query of a report takes 2 seconds on a run of 160 MB."""
 LARGEST_VALUE = 2**24
 """Largest size of a text or blob, in bytes."""
 _STEPS = 1000
@@ -63,6 +63,7 @@ _ADVICE = {
     sqlite3.SQLITE_FULL: "free some space, then resume the run",
     sqlite3.SQLITE_READONLY: "make it and its folder writable, or work on a copy",
 }
+"""Advice for error messages, by SQLite's primary result code."""
 
 
 def create_database(path: Path) -> sqlite3.Connection:
@@ -79,6 +80,7 @@ def create_database(path: Path) -> sqlite3.Connection:
 
 
 def open_for_writing(path: Path) -> sqlite3.Connection:
+    """Open an existing run store for appending; raises RunError if it is missing, damaged or not a run store."""
     connection = _connect(path, "mode=rw")
     with translate_errors(path):
         # Without the write-ahead log, readers and the writer wait for each other.
@@ -135,6 +137,7 @@ def result_code(error: sqlite3.Error) -> int | None:
 
 @contextmanager
 def translate_errors(path: Path) -> Generator[None]:
+    """Turn SQLite's errors into RunError."""
     try:
         yield
     except (sqlite3.ProgrammingError, sqlite3.Warning) as error:
@@ -163,6 +166,7 @@ def _connect(path: Path, options: str) -> sqlite3.Connection:
 
 @contextmanager
 def _close_at_errors(connection: sqlite3.Connection) -> Generator[None]:
+    """Context manager that closes the connection if an error is raised inside."""
     try:
         yield
     except BaseException:

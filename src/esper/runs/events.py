@@ -202,7 +202,7 @@ class StepTaken(NetworkEvent):
     """Fraction of minibatches in which each seed's gradient vanished, as an exponential mean over decisions, for gate
     G2."""
     exploded_shares: tuple[float | None, ...] = ()
-    """Of those in which it exploded."""
+    """Fraction of minibatches in which each seed's gradient exploded, as in ``vanished_shares``."""
     slot: int | None = None
     blueprint: str | None = None
     """The germinated blueprint; in a run of a `Grower` also that in the slot of another operation."""
@@ -232,7 +232,7 @@ class PolicyLooked(NetworkEvent):
     blueprints: tuple[tuple[tuple[float, ...], ...], ...]
     """Features of each blueprint in each slot."""
     probabilities: dict[str, tuple[float, ...]]
-    """Of the choices of each head used by the decision, given the earlier choices; 0 for illegal ones."""
+    """Probabilities of the choices of each head used by the decision, given the earlier choices; 0 for illegal ones."""
 
 
 @register_event("lifecycle_transition", version=4)
@@ -243,7 +243,7 @@ class LifecycleTransition(NetworkEvent):
     before: str
     after: str
     blueprint: str | None
-    """Of the seed in the slot, or that was just removed; None in a cooldown."""
+    """Blueprint of the seed in the slot, or of the seed that was just removed; None in a cooldown."""
     cause: str
     """An operation, ``tick``, ``rollback``, ``start``, or ``finish`` for a seed decided about at the end."""
     reason: str
@@ -377,8 +377,8 @@ class InteractionsMeasured(Event):
     metric: str
     """``accuracy`` or ``loss_gone``."""
     modules: tuple[ModuleValue, ...]
-    """In the order of slots: ``slot``, ``blueprint``, and ``value``, the Shapley value (Shapley, 1953); null where it
-    is not finite."""
+    """The kept modules in the order of slots: ``slot``, ``blueprint``, and ``value``, the Shapley value (Shapley,
+    1953); null where it is not finite."""
     pairs: tuple[ModulePair, ...]
     """Slots ``first`` and ``second``, and their ``interaction``, the Shapley interaction index (Grabisch and Roubens,
     1999), where it is finite: positive where they help each other, negative where one makes the other redundant."""

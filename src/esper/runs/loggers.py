@@ -25,7 +25,7 @@ from esper.runs.events import LifecycleTransition
 from esper.runs.reader import RunReader
 
 Tool = Literal["tensorboard", "wandb", "mlflow"]
-"""The extra that installs a tool's library has the same name."""
+"""Supported tools; the extra that installs a tool's library has the same name."""
 Value = str | int | float | bool
 
 _STAGES = ("germinated", "training", "blending", "holding", "fossilized", "pruned")
@@ -37,6 +37,7 @@ _MLFLOW_PARAMETERS, _MLFLOW_CHARACTERS = 100, 5000
 
 
 def require_logger(tool: str) -> None:
+    """Raise ConfigError if the tool does not exist or its library is not installed."""
     if tool not in LIBRARIES:
         raise ConfigError(f"there is no logger {tool!r}: choose one of {', '.join(LIBRARIES)}")
     require_extra(tool, f"the logger {tool}", LIBRARIES[tool])
@@ -188,7 +189,7 @@ class _TensorBoard:
 
 
 class _WandB:
-    """One row per step. Offline, each process writes a folder for the same run, which ``wandb sync`` uploads."""
+    """Sends one row per step. Offline, each process writes a folder for the same run, which ``wandb sync`` uploads."""
 
     def __init__(self, folder: Path, name: str, address: dict[str, str] | None) -> None:
         import wandb  # noqa: PLC0415
@@ -226,7 +227,7 @@ class _WandB:
 
 
 class _MLflow:
-    """Names get dots for slashes, which would become folders in a file store."""
+    """Sends metrics to a tracking store. Names get dots for slashes, which would become folders in a file store."""
 
     def __init__(self, folder: Path, name: str, address: dict[str, str] | None) -> None:
         from mlflow.tracking import MlflowClient  # noqa: PLC0415

@@ -21,9 +21,11 @@ from esper.runs.events import Event, decode_event
 
 E = TypeVar("E", bound=Event)
 CHUNK = 5000
+"""Number of events read at a time."""
 LARGEST_ANSWER = 2**31
-"""Of all rows of a query, in bytes as Python objects."""
+"""Largest size of all rows of a query, in bytes as Python objects."""
 _ROWS = 1000
+"""Number of rows between checks of their size."""
 _EVENT_COLUMNS = "id, time, type, version, iteration, payload"
 LARGEST_COUNT = 2**53
 """The largest integer that floats and browsers represent exactly."""
@@ -42,7 +44,7 @@ _COLUMNS: Mapping[str, tuple[frozenset[type], float | None]] = {
 
 
 class _Metadata(BaseModel):
-    """Written by `esper train` and `Grower`; a store may have more."""
+    """The metadata that `esper train` and `Grower` write; a store may have more."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -67,6 +69,7 @@ class EventRecord(NamedTuple):
 
     id: int
     time: float
+    """Seconds since 1970."""
     type: str
     version: int
     iteration: int
@@ -135,7 +138,7 @@ class RunReader:
     def records_within(
         self, first: int, last: int, event_types: Sequence[str], environment: int | None = None
     ) -> list[EventRecord]:
-        """Events of these types in iterations `first` to `last`, of all networks or of one `environment`."""
+        """Events of these types in iterations `first` to `last`, in order, of all networks or of one `environment`."""
         condition = f"WHERE type IN ({', '.join('?' for _ in event_types)}) AND iteration BETWEEN ? AND ?"
         if environment is None:
             return self._records(f"{condition} ORDER BY id", *event_types, first, last)
@@ -143,7 +146,7 @@ class RunReader:
         return self._records(f"{condition} AND {only} ORDER BY id", *event_types, first, last, environment)
 
     def records_between(self, after: int, last: int, event_types: Sequence[str]) -> list[EventRecord]:
-        """Events of these types with ids above `after` and up to `last`."""
+        """Events of these types with ids above `after` and up to `last`, in order."""
         # `+` makes SQLite scan by id, which is faster than collecting all events of the types.
         marks = ", ".join("?" for _ in event_types)
         return self._records(f"WHERE id > ? AND id <= ? AND +type IN ({marks}) ORDER BY id", after, last, *event_types)
@@ -153,7 +156,7 @@ class RunReader:
         return self._records("WHERE type = ? ORDER BY iteration DESC, id DESC LIMIT ?", event_type, limit)
 
     def last_emitted(self, event_types: Sequence[str]) -> EventRecord | None:
-        """The event of these types that was emitted last, in any iteration."""
+        """The event of these types that was emitted last, in any iteration; None if there is none."""
         # `+` makes SQLite use the index of types, because events of such types are few.
         marks = ", ".join("?" for _ in event_types)
         records = self._records(f"WHERE type IN ({marks}) ORDER BY +id DESC LIMIT 1", *event_types)
@@ -241,29 +244,30 @@ def _number(value: float | None) -> float:
 LOSS, ACCURACY = "loss", "accuracy"
 """These names need no explanation."""
 SCORE = "score"
-"""The scalar for the score, where that differs from the metric."""
+"""Name of the scalar for the score, where that differs from the metric."""
 SCORE_MEANING = (
     "Score is test accuracy (in loss-based suites, the relative loss reduction) minus rent, the price of added "
     "parameters."
 )
 J_MEANING = "J is the same on validation data; controllers maximize it."
-"""For pages, at the first use of these words."""
+"""Definitions for pages, at the first use of these words; `J_MEANING` follows `SCORE_MEANING`."""
 METRIC_NAME = f"COALESCE((SELECT json_extract(value, '$') FROM metadata WHERE key = 'metric'), '{ACCURACY}')"
 """SQL for the name of a run's metric."""
 
 
 @dataclass(frozen=True)
 class RunMetric:
-    """A metric on validation data, under the user's name for it."""
+    """A metric on validation data, under the user's name for it; in populations usually accuracy."""
 
     metric: str = ACCURACY
+    """Name of the metric."""
     higher_is_better: bool = True
     reference: float | None = None
-    """Where lower is better: the score is the relative reduction below it."""
+    """Where lower is better: the value at which the score is 0; the score is the relative reduction below it."""
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any]) -> Self:
-        """The metric that a run's metadata name, or accuracy."""
+        """The metric that a run's metadata name; accuracy if they name none or an invalid one."""
         name, rises, reference = (metadata.get(key) for key in ("metric", "higher_is_better", "reference"))
         if not isinstance(name, str) or not isinstance(rises, bool):
             return cls()
@@ -271,17 +275,17 @@ class RunMetric:
 
     @property
     def scalar(self) -> str:
-        """Of the metric's values, in its own units."""
+        """Name of the scalar that holds the metric's values, in its own units."""
         return f"validation_{self.metric}"
 
     @property
     def train_scalar(self) -> str:
-        """Of its values in training, if they are recorded."""
+        """Name of the scalar that holds the metric's values in training, if they are recorded."""
         return f"train_{self.metric}"
 
     @property
     def is_loss(self) -> bool:
-        """Then there is no other metric."""
+        """Whether the metric is the validation loss; then there is no other metric."""
         return self.metric == LOSS
 
     @property
@@ -293,7 +297,7 @@ class RunMetric:
 
 
 LOSS_REDUCTION = RunMetric("loss_gone")
-"""Of populations whose objective is the loss: its relative reduction below that of guessing."""
+"""The metric of populations on a suite whose objective is the loss: its relative reduction below that of guessing."""
 
 
 def describe_contributions(metadata: Mapping[str, Any]) -> str:

@@ -85,6 +85,7 @@ _USE = (
     "it records a model that grew in a training loop, which `esper report {run}` shows; go on with it in that "
     "loop, and export its model there by esper.growth.export.export"
 )
+"""What a run of a `Grower` can be used for."""
 
 
 class _Child:
@@ -102,12 +103,12 @@ class RunDirectory:
     """The directory of a run, and the paths of its files, which may be missing."""
 
     command: ClassVar[str] = "esper train"
-    """Makes and resumes runs of controllers."""
+    """The command that makes and resumes runs of controllers."""
 
     path: Path
 
     lock = _Child("run.lock")
-    """Held by the process that writes to the run."""
+    """The lock file; the process that writes to the run holds its lock."""
     config = _Child("config.yaml")
     store = _Child("run.db")
     checkpoints = _Child("checkpoints")
@@ -117,9 +118,9 @@ class RunDirectory:
     evaluation = _Child("evaluation.json")
     """The records of `esper evaluate`, one per controller and instance."""
     behaviour = _Child("behaviour.json")
-    """The policy's in `esper evaluate`: statistics per family and a few episodes."""
+    """The policy's behaviour in `esper evaluate`: statistics per family and a few complete episodes."""
     verdicts = _Child("verdicts.json")
-    """Of the evaluation, for the dashboard; written with the report."""
+    """The verdicts of the evaluation, for the dashboard; written with the report."""
     evaluation_progress = _Child("evaluation-progress")
     """Results of an unfinished `esper evaluate`."""
 
@@ -190,34 +191,40 @@ class RunDirectory:
 
     @property
     def has_store(self) -> bool:
-        """A run that was killed at its start may have none, or an empty file."""
+        """Whether there is a store. A run that was killed at its start may have none, or an empty file."""
         return self.store.is_file() and self.store.stat().st_size > 0
 
 
 class RunState(StrEnum):
+    """The state of a run."""
+
     RUNNING = "running"
     FINISHED = "finished"
     INTERRUPTED = "interrupted"
-    """It stopped or was killed before its end, and can be resumed."""
+    """The run stopped or was killed before its end, and can be resumed."""
     FAILED = "failed"
     DAMAGED = "damaged"
-    """Its store cannot be read."""
+    """The run's store cannot be read."""
 
 
 OBJECTIVE = RunMetric("J")
-"""Of training runs, whose scalar is ``objective``."""
+"""The metric of training runs, whose scalar is ``objective``."""
 _LIFE_EVENTS = (RunStarted, RunResumed, RunInterrupted, RunFailed, RunEnded)
+"""Events that begin or end a process of a run."""
 _END_STATES = {RunEnded.name: RunState.FINISHED, RunFailed.name: RunState.FAILED}
 
 
 @dataclass(frozen=True, slots=True)
 class RunProgress:
+    """How far a run has come, and how good its results are."""
+
     command: str
     state: RunState
     done: int = 0
-    """Iterations, or decisions of a `Grower`."""
+    """Number of iterations done, or of decisions of a `Grower`."""
     total: int | None = None
     metric: RunMetric = OBJECTIVE
+    """What measures the run: J in training runs, the metric of growth in runs of a `Grower`."""
     value: float | None = None
     """The metric's newest value, on validation data."""
     probe_score: float | None = None
@@ -227,6 +234,7 @@ class RunProgress:
 
 
 def read_progress(run: RunDirectory, reader: RunReader) -> RunProgress:
+    """A run's progress, from its store and its lock."""
     metadata, done = reader.metadata(), reader.last_iteration()
     total, started = metadata.get("iterations"), reader.newest(RunStarted.name)
     metric, scalar = progress_metric(metadata)
@@ -249,7 +257,7 @@ def is_grower(metadata: Mapping[str, Any]) -> bool:
 
 
 def progress_metric(metadata: Mapping[str, Any]) -> tuple[RunMetric, str]:
-    """The metric that measures a run, and the name of its scalar."""
+    """The metric that measures a run, and the name of the scalar that holds its values."""
     if not is_grower(metadata):
         return OBJECTIVE, "objective"
     metric = RunMetric.from_metadata(metadata)
@@ -270,8 +278,9 @@ class ListedRun:
     path: Path
     progress: RunProgress
     size: int
+    """Total size of the run's files, in bytes."""
     failure: str | None = None
-    """Why the run's store cannot be read."""
+    """Why the run's store cannot be read; None if it can."""
 
 
 def list_runs(folder: Path) -> list[ListedRun]:

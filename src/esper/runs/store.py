@@ -15,9 +15,9 @@ from esper.runs.events import Event, encode_event, event_types
 from esper.runs.reader import QueryResult, RunReader
 
 COMMIT_SECONDS = 0.075
-"""While there are new records."""
+"""Seconds between commits while there are new records."""
 CAPACITY = 20_000
-"""Most events that may wait; before one more is added, all are committed."""
+"""Largest number of events that may wait; before one more is added, all are committed."""
 
 
 class EventRow(NamedTuple):
@@ -60,10 +60,12 @@ class RunStore(RunReader):
 
     @classmethod
     def create(cls, path: Path) -> Self:
+        """Create a new store."""
         return cls(path, create_database(path))
 
     @classmethod
     def open(cls, path: Path) -> Self:
+        """Open an existing store for appending."""
         return cls(path, open_for_writing(path))
 
     def close(self) -> None:
@@ -75,7 +77,7 @@ class RunStore(RunReader):
             super().close()
 
     def __exit__(self, *error: object) -> None:
-        """An error in the last flush does not hide an earlier error."""
+        """Close the store; an error in the last flush does not hide an earlier error."""
         with suppress(RunError) if any(error) else nullcontext():
             self.close()
 

@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 
 class View(NamedTuple):
+    """A view: what a row stands for, and the query."""
+
     meaning: str
     query: str
 
@@ -19,10 +21,12 @@ def _fields(names: str, source: str = "payload", path: str = "$.{}") -> str:
 
 
 def _select(event: str, names: str) -> str:
+    """SQL that selects fields of the events of a type, one row per event."""
     return f"SELECT id, time, iteration,\n    {_fields(names)}\nFROM events WHERE type = '{event}'"
 
 
 def _select_parts(event: str, field: str, columns: str) -> str:
+    """SQL that selects ``columns`` of each part of a list or mapping in the events of a type, one row per part."""
     return f"""
 SELECT events.id AS id, events.iteration AS iteration,
     {columns}
@@ -35,7 +39,7 @@ _NETWORK = "episode environment step "
 _PAYLOAD = "events.payload"
 
 OF_DECISION = "contribution error price threshold loss_gain loss_error loss_threshold"
-"""About the decision that kept or pruned a seed."""
+"""Columns about the decision that kept or pruned a seed."""
 STAGE_COLUMNS = {
     "trained": "training",
     "blended": "blending",
@@ -75,6 +79,7 @@ GROUP BY episode, environment, slot, life
 
 
 def _of_only(event: str, names: str) -> str:
+    """SQL for fields of a group's only event of a type."""
     return ",\n    ".join(
         f"MAX(CASE type WHEN '{event}' THEN json_extract(payload, '$.{name}') END) AS {name}" for name in names.split()
     )

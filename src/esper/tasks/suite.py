@@ -27,13 +27,13 @@ class Source:
     """Where the data of a suite come from."""
 
     description: str
-    """The end of a sentence that starts with "it is"."""
+    """How the data are obtained, as the end of a sentence that starts with "it is"."""
     path: Path | None = None
-    """The file that is read, if any."""
+    """The file that is read; None if the data are computed."""
 
     @property
     def exists(self) -> bool:
-        """Whether the data can be used."""
+        """Whether the data can be used: they are computed, or their file exists."""
         return self.path is None or self.path.is_file()
 
 
@@ -126,7 +126,7 @@ class Suite(ABC):
 
     @abstractmethod
     def data(self, instance: Instance, part: Part, phase: int = 0) -> Data:
-        """A part of an instance's data; phase 1 is after the drift."""
+        """A part of an instance's data; phase 1 is after the drift. Raises TaskError if there is no such phase."""
 
     def sample(self, count: int, split: Split, generator: np.random.Generator) -> list[Instance]:
         """Draw instances so that every prefix of the list is balanced over families and variants."""
