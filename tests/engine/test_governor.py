@@ -123,6 +123,15 @@ def test_one_measure_of_skill_is_enough_to_collapse_by() -> None:
     assert found == [[0, 0], [0, 0], [Trouble.COLLAPSED, Trouble.NONE]]
 
 
+def test_an_unknown_loss_of_a_finite_network_is_neither_usual_nor_good() -> None:
+    monitor = Monitor(SETTINGS, 1)
+    for loss in CALM:
+        look(monitor, [loss])
+    unknown = monitor.check(np.array([np.nan]), np.array([[0.5]]), np.ones(1, np.bool_))
+    assert (unknown.trouble[0], unknown.usual[0], unknown.good[0]) == (Trouble.NONE, False, False)
+    assert [look(monitor, [9.0]).trouble[0] for _ in range(3)] == [0, 0, Trouble.EXPLODED], "the window is as it was"
+
+
 def test_losses_explode_only_if_skill_is_lost_by_the_last_measure() -> None:
     """By accuracy and losses; the second network overfits, the third has no accuracy, of the last nothing is known."""
     monitor = Monitor(SETTINGS, 4, measures=2)

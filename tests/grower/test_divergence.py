@@ -1,6 +1,7 @@
 """Whatever way training goes wrong, it is told of or undone, and no seed is kept on a dead network."""
 
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -208,10 +209,24 @@ def test_a_finite_model_is_left_as_it_is_if_a_measure_of_it_is_not(wrong: str, m
 
 def test_a_measure_that_is_not_finite_for_long_ends_training() -> None:
     training = Training(controller="none")
-    for _ in range(2):
-        training.grower.step(train_loss=math.nan)
+    training.epoch()
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            training.grower.step(train_loss=math.nan)
+            training.epoch()
+    assert sum("not finite" in str(warning.message) for warning in found) == 1
     with pytest.raises(DivergedError, match="^train_loss not finite, .*, at 3 decisions in a row"):
         training.grower.step(train_loss=math.nan)
+
+
+def test_without_a_governor_a_measure_that_is_not_finite_stops_nothing() -> None:
+    training = Training(controller="all_at_start", growth=esper.GrowthConfig(governor=None))
+    training.epoch()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*not finite")
+        ops = [training.grower.step(train_loss=math.nan).op for _ in range(6)]
+    assert Op.GERMINATE in ops
 
 
 def test_a_step_that_a_scaler_skipped_is_no_trouble() -> None:

@@ -282,8 +282,8 @@ def test_an_old_optimizer_that_steps_for_the_finished_copy_is_named_once() -> No
     assert re.search(r"after finalize\(\) returned a copy: .* a new optimizer", str(found[0].message))
 
 
-@pytest.mark.parametrize("what", ["attach", "step", "finish", "finalize"])
-def test_nothing_that_must_train_is_made_in_inference_mode(what: str) -> None:
+@pytest.mark.parametrize("what", ["attach", "step", "finish", "finalize", "load"])
+def test_nothing_that_must_train_is_made_in_inference_mode(what: str, tmp_path: Path) -> None:
     with torch.inference_mode(what == "attach"):
         host = make_host()
     if what == "attach":
@@ -303,6 +303,12 @@ def test_nothing_that_must_train_is_made_in_inference_mode(what: str) -> None:
             grower.step(train_loss=1.0)
     with torch.inference_mode(what == "finish"):
         grower.finish()
+    if what == "load":
+        esper.save(model, tmp_path)
+        again = make_host()
+        with torch.inference_mode():
+            model = esper.load(tmp_path, again, torch.zeros(2, 4))
+        assert model.seeds
     with torch.inference_mode(what == "finalize"):
         plain = model.finalize()
     F.cross_entropy(plain(inputs), labels).backward()
@@ -318,6 +324,16 @@ def test_a_parameter_that_was_replaced_in_training_is_named() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         loop.epoch()
+
+
+def test_each_optimizer_that_lacks_parameters_is_named() -> None:
+    model, (inputs, labels) = esper.attach(make_host(), SLOTS, torch.zeros(2, 4)), make_data(48)
+    for _ in range(2):
+        optimizer = torch.optim.SGD(model.parameter_groups(lr=1e-2)[1:])
+        model.link(optimizer)
+        F.cross_entropy(model(inputs), labels).backward()
+        with pytest.warns(UserWarning, match="trainable parameters belong to no group of the optimizer"):
+            optimizer.step()
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, pickle.dumps])

@@ -251,6 +251,14 @@ def test_a_model_that_has_regained_its_loss_has_all_rollbacks_again() -> None:
         governor.check(math.nan)
 
 
+def test_after_a_rollback_to_before_any_check_every_finite_loss_is_a_recovery() -> None:
+    model = attach()
+    governor = ModelGovernor(model, torch.optim.SGD(model.parameters(), lr=0.0), GovernorSettings(max_rollbacks=1))
+    for _ in range(3):
+        assert governor.check(math.nan) is not None
+        assert governor.check(5.0) is None
+
+
 @pytest.mark.parametrize(("saved", "here"), [(2, 1), (1, 2)])
 def test_a_snapshot_is_loaded_where_there_are_other_generators(
     saved: int, here: int, monkeypatch: pytest.MonkeyPatch

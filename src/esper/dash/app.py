@@ -86,7 +86,8 @@ class Access:
             return None
         if not _is_equal(request.query_params.get("token", ""), self.token):
             return _refuse(HTTPStatus.FORBIDDEN, "A token is needed: open the address that `esper dash` printed.")
-        # Redirected at once, so that the token leaves the address bar and the history.
+        # Redirected at once, so that the token leaves the address bar and the history. The address is relative, since a
+        # proxy may serve the page behind a prefix.
         response = RedirectResponse("../" * (request.url.path.count("/") - 1) or "./", HTTPStatus.SEE_OTHER)
         response.set_cookie(cookie, self.token, httponly=True, samesite="strict")
         return response

@@ -74,9 +74,9 @@ class GrowthConfig(Settings):
 class GrowthBackend(Restorable, Protocol):
     """E networks that the engine can measure, snapshot and restore; ``due``, bool ``[E, S]``, are slots to be measured.
 
-    The evaluation of `start_measurement`, after that training, has `skill` by M = ``skills`` measures, and `finite`,
-    with ``check_finite`` also of parameters and moments. ``chance_level``: loss and score of guessing, as far as they
-    are known.
+    `start_measurement` measures after ``training``. Its evaluation has `skill` by M = `skills` measures, and `finite`,
+    with ``check_finite`` also of parameters and moments. `chance_level` is the loss and score of guessing, as far as
+    they are known.
     """
 
     @property

@@ -27,10 +27,12 @@ class GovernorSettings(Settings):
     sigmas: float = Field(default=4.0, gt=0)
     """A loss is unusual if it exceeds the window's mean by this many standard deviations, and also `multiple`."""
     multiple: float = Field(default=2.0, gt=1)
-    """A loss is unusual if it exceeds the window's mean by its size times this less 1, and also `sigmas`."""
+    """A loss is unusual if it exceeds this multiple of the window's mean (a mean below 0: by as much), and also
+    `sigmas`."""
     patience: int = Field(default=3, ge=1, le=1000)
-    """Consecutive checks with an unusual loss, or at the level of guessing, before a rollback, and with a measure that
-    is not finite of a single model that is, before an error. A model that is not finite is rolled back immediately."""
+    """Consecutive checks with an unusual loss, or at the level of guessing, before a rollback. A network that is not
+    finite is rolled back immediately. A `Grower` raises an error after as many decisions at which a loss or metric is
+    not finite although the model is."""
     good_sigmas: float = Field(default=1.0, ge=0)
     """A snapshot is taken if the loss is at most the mean plus this many standard deviations."""
     lead: float = Field(default=0.25, gt=0, le=1)
@@ -87,8 +89,8 @@ def skill(accuracy: Floats, classes: int) -> Floats:
 class Monitor:
     """Detects trouble from losses and skills over time, in each network and by each measure of skill by itself.
 
-    Only the last measure tells whether an unusual loss is trouble. Where it is one of losses, a network that overfits,
-    and so loses accuracy, has lost nothing.
+    Only the last measure decides whether an unusual loss is trouble. In a grower that is the skill by losses, which a
+    network that overfits, and so loses accuracy, has not lost.
     """
 
     def __init__(self, settings: GovernorSettings, networks: int, measures: int = 1) -> None:
@@ -114,7 +116,7 @@ class Monitor:
         lost = skill[:, -1:] <= now["best_skill"][:, -1:] - settings.lead
         if diverged is not None:
             unusual |= diverged[:, None]
-            lost = lost | diverged[:, None]
+            lost |= diverged[:, None]
         guessing = (now["best_skill"] >= settings.lead) & (skill <= settings.collapsed)
         now["unusual"] = np.where(unusual, now["unusual"] + 1, 0)
         now["guessing"] = np.where(guessing, now["guessing"] + 1, 0)

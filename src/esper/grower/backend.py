@@ -48,8 +48,6 @@ FOSSIL_INTERVAL = 4
 BYTES_PER_VALUE = 4
 COPIES = 4
 """Values in memory per parameter: itself, its gradient and two moments, as with AdamW."""
-
-
 _CALLER = 6
 """Calls between a warning on repetition and the loop that called `esper.Grower.step`."""
 _OF_MODULES = ("accuracy_contribution", "loss_contribution", "accuracy_error", "loss_error")
@@ -203,7 +201,7 @@ class GrowingNetwork:
             self.model.copies.sync_slot(slot)
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """The state as plain values."""
         return to_plain(self._state())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -359,7 +357,7 @@ class ModelBackend:
         return self._compute_contributions(metrics, ablated, constant_output, due)
 
     def _select_decisive(self, metrics: Metrics) -> Metrics:
-        """Those that growth goes by; others, such as seconds, decide nothing."""
+        """The metrics that decide about growth: others, such as seconds, may differ between calls."""
         names = {LOSS, self.scores.metric, *map(name_loss, self.constraints.limits)}
         return {name: value for name, value in metrics.items() if name in names}
 

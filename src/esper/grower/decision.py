@@ -283,7 +283,7 @@ class TriedModules:
         return (*sentences, f"Try: {'; '.join(options)}.")
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """The state as plain values."""
         return {
             "modules": [asdict(module) for module in self._model.tried],
             "best": None if self.best is None else asdict(self.best),

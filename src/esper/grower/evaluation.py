@@ -123,7 +123,6 @@ class Constrained(Evaluator):
         evaluate: Returns a mapping of set names to `esper.grower.scores.Score`.
         objective: Name of the set to improve.
         limits: Maximum relative increase of the loss per other set, relative to the loss when the grower is made.
-
     """
 
     @check_arguments(ConfigError, evaluate=EVALUATE_ADVICE)

@@ -146,7 +146,7 @@ class GradientRecorder:
         self._norms.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """The state as plain values."""
         return to_plain({"norms": self._norms})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

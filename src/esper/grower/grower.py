@@ -410,7 +410,7 @@ class Grower:
         """
         backend, governor, network = self.backend, self.engine.governor, self.network
         unfinished = bool(network.table.live.any())
-        with torch.inference_mode(False), self._processes.one_message():
+        with self._processes.one_message():
             if unfinished:
                 self._notify(lambda callback: callback.on_step_start(self))
             network.require_same_slots()

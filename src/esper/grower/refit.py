@@ -164,7 +164,7 @@ class SeedlessFork:
         ]
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """The state as plain values."""
         parameters, state = self._name_parameters(), self.optimizer.state
         return to_plain(
             {

@@ -8,8 +8,8 @@ For a loss, and any other metric that is better the lower it is, it is the relat
 
     score = (reference - metric) / |reference| - penalty
 
-The reference of the loss is that of guessing, ln(classes), where the number of classes is known and the model does not
-start above it. Otherwise, and for other metrics, it is the first value that was measured.
+The reference of the loss is that of guessing, ln(classes), where the number of classes is known. Otherwise, for a
+model that was trained before and starts above that, and for other metrics, it is the first value that was measured.
 
 The *contribution* of a module is the score with it less the score without it. Of a metric that is better the lower it
 is, the reference is then the value without the module, as it is now::
@@ -237,7 +237,8 @@ class Scores:
         """Empty until it is known."""
         self._is_named, self._higher_is_better = metric is not None, higher_is_better
         self._classes, self._outputs = classes or 0, outputs or 0
-        self._has_reference, self._reference = False, UNKNOWN
+        self.has_reference, self._reference = False, UNKNOWN
+        """Whether finite metrics were measured, to which scores are relative, and the reference of the metric."""
         self._first_train_loss = self._first_loss = self._first_accuracy = UNKNOWN
         self.noise = self.loss_noise = 0.0
         """By how much metric and loss differ between two measurements of the same model."""
@@ -254,7 +255,7 @@ class Scores:
         """Take the first finite metrics as the reference of scores; later ones change nothing."""
         metric = self.metric or (ACCURACY if ACCURACY in metrics else LOSS)
         value, loss = float(self._read(metrics, metric)), float(metrics[LOSS])
-        if self._has_reference or not (math.isfinite(loss) and math.isfinite(value)):
+        if self.has_reference or not (math.isfinite(loss) and math.isfinite(value)):
             return
         # An accuracy shows that the outputs are classes.
         if ACCURACY in metrics and not self._classes:
@@ -264,7 +265,7 @@ class Scores:
                     "give classes=... (2 for yes/no)"
                 )
             self._classes = self._outputs
-        self._has_reference, self.metric = True, metric
+        self.has_reference, self.metric = True, metric
         self._first_train_loss = train_loss if math.isfinite(train_loss) else loss
         self._first_loss, self._first_accuracy = loss, float(metrics.get(ACCURACY, UNKNOWN))
         # The level of chance: that of guessing where it is known, or else that of the start.
@@ -280,7 +281,7 @@ class Scores:
 
     def get_value(self, metrics: Metrics) -> float:
         """The metric that growth is about, in its own units; NaN before the first finite metrics."""
-        if not self._has_reference:
+        if not self.has_reference:
             return UNKNOWN
         if ACCURACY in metrics and not self._is_named and self.metric == LOSS:
             raise ConfigError(
@@ -291,7 +292,7 @@ class Scores:
 
     def compute_score(self, metrics: Metrics) -> float:
         """The score; NaN before the first finite metrics, and where the metric is not finite."""
-        if not self._has_reference:
+        if not self.has_reference:
             return UNKNOWN
         value = self.get_value(metrics)
         score = value if self._rises(self.metric) else _relative_improvement(value, self._reference)
@@ -299,7 +300,7 @@ class Scores:
 
     def record_values(self, measured: Iterable[Metrics]) -> None:
         """Record whether the metric can be zero or negative; call it with all that was measured at once, first."""
-        if self._has_reference:
+        if self.has_reference:
             self._lowest = float(np.fmin.reduce([self._lowest, *map(self.get_value, measured)]))
 
     def compute_contribution(self, baseline: Metrics, toggled: Metrics, *, counts: bool) -> tuple[float, float]:
@@ -308,7 +309,7 @@ class Scores:
         In ``toggled`` the module is switched off if it ``counts`` in the model as it is, and switched on otherwise.
         """
         value, other = self.get_value(baseline), self.get_value(toggled)
-        if not self._has_reference or self._rises(self.metric):
+        if not self.has_reference or self._rises(self.metric):
             gain = self.compute_score(baseline) - self.compute_score(toggled)
             return gain if counts else -gain, compute_difference_error(value, other, noise=self.noise)
         # A share of the value without the module, if the metric has always been above zero.
@@ -331,7 +332,7 @@ class Scores:
 
     def metric_spec(self) -> RunMetric | None:
         """Name, direction and reference of the metric that growth is about; None until it is known."""
-        if not self._has_reference:
+        if not self.has_reference:
             return None
         rises = self._rises(self.metric)
         return RunMetric(self.metric, rises, None if rises else self._reference)
@@ -342,14 +343,9 @@ class Scores:
             raise ConfigError(f"train_accuracy has no use when the metric is {self.metric!r}: omit it")
 
     @property
-    def has_reference(self) -> bool:
-        """Whether finite metrics were measured, to which scores are relative."""
-        return self._has_reference
-
-    @property
     def has_chance_level(self) -> bool:
         """Whether loss and score of guessing are known."""
-        return self._has_reference and self._classes > 0
+        return self.has_reference and self._classes > 0
 
     def compute_skills(self, metrics: Metrics, train_loss: float) -> tuple[float, float]:
         """Skill by accuracy, and by losses: 0 for a network that has learned nothing, 1 for a perfect one, NaN unknown.
@@ -357,7 +353,7 @@ class Scores:
         By losses it is the greatest improvement of those of training and of validation: a network that overfits has not
         forgotten anything. It is one over chance, or over the start, since a loss may have another scale.
         """
-        if not self._has_reference:
+        if not self.has_reference:
             return UNKNOWN, UNKNOWN
         over_chance = self.improvement_over_chance(metrics, train_loss)
         by_losses = max(*over_chance, *self.improvement_over_start(metrics, train_loss))
@@ -393,7 +389,7 @@ class Scores:
         return float(skill(np.array(metrics[ACCURACY]), self._classes))
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """The state as plain values."""
         return {name: value for name, value in vars(self).items() if name != "_penalty"}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

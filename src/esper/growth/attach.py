@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, cast
 
-import torch
 from pydantic import PlainValidator
 from torch import nn
 
@@ -164,10 +163,9 @@ def attach(
             raise SlotError(
                 f"units may grow at {name!r}, where finalize can merge no more than lora_K: offer only that"
             )
-    with torch.inference_mode(False):
-        return GrowingModel(
-            model, blueprints_by_name, example_input, causal=causal, chains=chains, frozen=frozen, matches=matches
-        )
+    return GrowingModel(
+        model, blueprints_by_name, example_input, causal=causal, chains=chains, frozen=frozen, matches=matches
+    )
 
 
 def _is_compiled(part: nn.Module) -> bool:

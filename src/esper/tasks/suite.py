@@ -249,7 +249,7 @@ class VariantSuite(Suite):
     kind: str
     """The word for a family in error messages, such as ``token family``."""
     table: Families
-    """Also of the transfer families."""
+    """Variants by family and name, also of the transfer families."""
     widths: tuple[int, ...]
     train_sizes: tuple[int, ...]
     rent: float
