@@ -7,7 +7,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -212,14 +211,18 @@ class SampledSuite(Suite):
     def data(self, instance: Instance, part: Part, phase: int = 0) -> Data:
         """Standardised inputs ``[N, *input_shape]``, and labels."""
         self.check(instance, phase)
-        examples = self.sample_part(instance, part, phase)
-        scale = Scale.of(examples.inputs) if part == "train" else _measure_scale(self, instance, phase)
-        return standardise(*examples, scale)
+        examples, key = self.sample_part(instance, part, phase), (self, instance, phase)
+        if part == "train" or key not in _scales:
+            if len(_scales) >= _MOST_SCALES:
+                _scales.clear()
+            training = examples if part == "train" else self.sample_part(instance, "train", phase)
+            _scales[key] = Scale.of(training.inputs)
+        return standardise(*examples, _scales[key])
 
 
-@lru_cache(maxsize=1024)
-def _measure_scale(suite: SampledSuite, instance: Instance, phase: int) -> Scale:
-    return Scale.of(suite.sample_part(instance, "train", phase).inputs)
+_MOST_SCALES = 1024
+_scales: dict[tuple[SampledSuite, Instance, int], Scale] = {}
+"""Scales of training parts, which are asked for first, by suite, instance and phase."""
 
 
 @dataclass(frozen=True)
@@ -227,13 +230,13 @@ class Variant:
     """A hidden setting of a family."""
 
     sampler: Callable[..., Any]
-    """Of examples; its arguments are those that the suite gives."""
+    """Samples examples; its arguments are those that the suite gives."""
     widths: tuple[int, ...] = ()
-    """Of its hosts; empty: those of the suite."""
+    """Widths of its hosts; empty: those of the suite."""
     host: Any = None
     """What else the suite needs to know to make a host."""
     train_sizes: tuple[int, ...] = ()
-    """To draw from; empty: those of the suite."""
+    """Numbers of training examples to draw from; empty: those of the suite."""
     label_noise: float = 0.0
     after_drift: Callable[..., Any] | None = None
     """Replaces ``sampler`` at the instance's drift step."""
