@@ -31,14 +31,14 @@ ROOMS: dict[tuple[str, ...], int] = {
     ("rl", "train"): 4_850,
     ("tasks",): 2_950,
     ("runs", "dash"): 3_350,
-    ("lab",): 3_960,
-    ("ladders",): 1_520,
+    ("lab",): 4_055,
+    ("ladders",): 1_545,
     ("commands", "cli.py", "integrations"): 1_670,
 }
 """Budgets in lines, by folders and files of `src/esper`; what stands in none of them is the ground."""
 GROUND = 2_210
-LINES = 39_060
-MEGABYTES = 1.82
+LINES = 39_270
+MEGABYTES = 1.83
 TEST_LINES = 52_100
 WORDS = 35_000
 GENERATED = ("docs/architecture/rooms.md", "docs/gallery/*.md", "docs/reference/events.md")
