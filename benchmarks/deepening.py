@@ -48,7 +48,8 @@ from zoo.hosts import TransformerBlock
 
 import esper
 from esper.dash.output import print_line
-from esper.grower.spending import Spending, warmup_stable_decay
+from esper.grower.spending import Spending
+from esper.ladders.plan import warmup_stable_decay
 
 BUDGET = 1e12
 """Training FLOPs of every run."""

@@ -72,8 +72,8 @@ from zoo.data import Splits
 import esper
 from esper.dash.output import print_line
 from esper.files import write_atomically
-from esper.grower.spending import Spending, warmup_stable_decay
-from esper.ladders.plan import count_forward
+from esper.grower.spending import Spending
+from esper.ladders.plan import count_forward, warmup_stable_decay
 from esper.numerics.devices import describe_platform
 
 DEPTHS = (1, 2, 4, 8)

@@ -53,7 +53,6 @@ ADDRESSES = {
     "Constrained": ("esper.grower:Constrained",),
     "Refit": ("esper.grower:Refit",),
     "GrowthConfig": ("esper:GrowthConfig", "esper:EpisodeConfig"),
-    "branch": ("esper.grower.spending:branch", "esper.grower.branch:branch"),
     "Rules": ("esper:Rules", "esper.lifecycle.rules:Rules"),
 }
 """Where a class may be, the newest address first."""
@@ -605,33 +604,6 @@ def deepen(quick: bool, folder: Path) -> Tree:
             "optimizer": describe_optimizer(optimizer),
             "finalized": describe_tensors(plain),
             "outputs": describe(outputs),
-        }
-    return tree
-
-
-@scenario
-def branch(quick: bool, folder: Path) -> Tree:
-    """A branch of a growing model trains to its end, and the model goes on as if there were none."""
-    tree: Tree = {}
-    for name in ("gpt", "resnet"):
-        problem = PROBLEMS[name]
-        loop = Loop(problem, "heuristic", horizon=HORIZON, seed=1)
-        first = loop.run(8)
-        rung = find_class("branch")(loop.model, loop.optimizer, training_flops=2e7, counted_in=loop.grower.spending)
-        decay = torch.optim.lr_scheduler.LambdaLR(rung.optimizer, lambda _, spent=rung.spending: 1 - spent.share)
-        losses: list[float] = []
-        while rung.spending.share < 1:
-            losses += train_by_hand(problem, rung.model, rung.optimizer, 1)
-            decay.step()
-        tree[name] = {
-            "before": first,
-            "losses": losses,
-            "branch": describe_tensors(rung.model),
-            "branch's optimizer": describe_optimizer(rung.optimizer),
-            "share": rung.spending.share,
-            "finalized": describe_tensors(rung.model.finalize("keep")),
-            "after": loop.run(8),
-            **loop.conclude(),
         }
     return tree
 

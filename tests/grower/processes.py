@@ -19,9 +19,9 @@ from esper import Grower
 from esper.control.rules import LookRule, LookSettings
 from esper.grower.evaluation import Evaluate
 from esper.grower.scores import Score
-from esper.grower.spending import warmup_stable_decay
 from esper.growth.persist import GrowthInStateDict
 from esper.growth.promise import PromiseSettings
+from esper.ladders.plan import warmup_stable_decay
 from esper.lifecycle.rules import Rules
 from factories import HELD, RINGS, make_data, make_growing, make_host, packed, validate
 

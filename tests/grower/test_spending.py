@@ -1,9 +1,8 @@
-"""What training and measuring take, counted by hand; growth that ends with its budget, and branches with their own."""
+"""What training and measuring take, counted by hand, and growth that ends with its budget."""
 
 import copy
 import pickle
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -13,15 +12,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.checkpoint import checkpoint
 
 import esper
-from esper.control.rules import Never, Planting, Schedule
-from esper.errors import ConfigError, SlotError
-from esper.grower.spending import Spending, branch, warmup_stable_decay
+from esper.control.rules import Never
+from esper.errors import ConfigError
+from esper.grower.spending import Spending
 from esper.growth.model import GrowingModel
-from factories import HELD, Decomposed, make_data, make_growing, validate
+from factories import Decomposed
 
 WIDTH, CLASSES, EXAMPLES = 6, 3, 10
 HOST = 2 * (4 * WIDTH + WIDTH * CLASSES)
@@ -135,19 +133,15 @@ def test_what_computes_parts_once_more_or_alone_is_not_counted() -> None:
     assert spending.flops == EXAMPLES * 3 * HOST
 
 
-def test_backward_passes_of_branches_pickles_and_copies_are_their_own() -> None:
+def test_backward_passes_of_pickles_and_copies_are_their_own() -> None:
     model = attached()
-    optimizer = torch.optim.SGD(model.parameter_groups(lr=0.1))
     total = Spending(model)
     model(inputs()).sum().backward()
-    rung = branch(model, optimizer, counted_in=total)
-    rung.model(inputs()).sum().backward()
-    assert rung.spending.flops == EXAMPLES * 3 * HOST
     for made in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         own = Spending(made)
         made(inputs()).sum().backward()
         assert own.flops == EXAMPLES * 3 * HOST
-    assert total.flops == EXAMPLES * 6 * HOST
+    assert total.flops == EXAMPLES * 3 * HOST
 
 
 def test_longer_inputs_take_more() -> None:
@@ -257,109 +251,23 @@ def test_one_beside_another_leaves_it_counting() -> None:
     assert not copy.deepcopy(model).input_hook.pass_counters
 
 
-def learn(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 3) -> list[float]:
-    inputs, labels = make_data()
-    losses: list[float] = []
-    model.train()
-    for _ in range(steps):
-        loss = F.cross_entropy(model(inputs), labels)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
-
-
-def grown() -> tuple[esper.GrowingModel, torch.optim.Optimizer]:
-    model = make_growing()
-    optimizer = torch.optim.AdamW(model.parameter_groups(lr=0.01))
-    model.link(optimizer)
-    model.slots["0"].germinate("mlp", alpha=1.0)
-    learn(model, optimizer)
-    return model, optimizer
-
-
-def test_a_branch_goes_on_as_the_model_would_and_leaves_it_as_it_is() -> None:
-    model, optimizer = grown()
-    before = copy.deepcopy(model.state_dict())
-    rung = branch(model, optimizer)
-    went = learn(rung.model, rung.optimizer)
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    assert went == learn(model, optimizer), "moments included"
-
-
-def test_model_and_branch_grow_by_themselves_without_a_warning() -> None:
-    model, optimizer = grown()
-    rung = branch(model, optimizer)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        rung.model.slots["2"].germinate("mlp", alpha=1.0)
-        model.slots["0"].remove()
-        learn(rung.model, rung.optimizer)
-        learn(model, optimizer)
-    assert (set(rung.model.seeds), set(model.seeds)) == ({"0", "2"}, set())
-    inputs, _ = make_data()
-    plain = rung.model.eval().finalize()
-    torch.testing.assert_close(plain(inputs), rung.model(inputs))
-
-
-def test_a_branch_is_trained_to_its_end_within_a_budget_that_the_growth_pays() -> None:
-    model = make_growing()
-    optimizer = torch.optim.AdamW(model.parameter_groups(lr=0.01))
-    plan = Schedule([Planting(0, 0, 0)], horizon=10, keep_after=1000)
-    grower = esper.Grower(model, optimizer, controller=plan, evaluate=validate, rules=HELD, classes=3, horizon=10)
-    LambdaLR(optimizer, lambda _: 0.5)  # the schedule of the main line, here that it stands still
-    for _ in range(2):
-        (loss,) = learn(model, optimizer, 1)
-        grower.step(train_loss=loss)
-    before = grower.spending.flops
-    rung = branch(model, optimizer, training_flops=1e6, counted_in=grower.spending)
-    assert rung.optimizer.param_groups[0]["lr"] == 0.005
-    decay = LambdaLR(rung.optimizer, lambda _: 0.5 * warmup_stable_decay(rung.spending.share, warmup=0, decay=1))
-    while rung.spending.share < 1:
-        learn(rung.model, rung.optimizer, 1)
-        decay.step()
-    assert rung.spending.flops >= 1e6
-    assert grower.spending.flops == pytest.approx(before + rung.spending.flops)
-    assert rung.optimizer.param_groups[0]["lr"] == 0
-    assert optimizer.param_groups[0]["lr"] == 0.005
-    (loss,) = learn(model, optimizer, 1)
-    grower.step(train_loss=loss)
-
-
-def test_a_branch_may_be_finished_by_a_grower_of_its_own() -> None:
-    model, optimizer = grown()
-    model.slots["0"].fossilize()
-    rung = branch(model, optimizer)
-    grower = esper.Grower(rung.model, rung.optimizer, controller="none", evaluate=validate, classes=3)
-    (loss,) = learn(rung.model, rung.optimizer, 1)
-    grower.step(train_loss=loss)
-    assert rung.model.slots["0"].seed is not None
-
-
 @pytest.mark.parametrize(
-    ("calls", "options", "words"),
+    ("options", "words"),
     [
-        ((Spending, branch), {"model": nn.Linear(2, 2)}, "give the model that esper.attach returned"),
-        ((Spending, branch), {"training_flops": 0}, "give a number of FLOPs above 0"),
-        ((Spending, branch), {"counted_in": 3.0}, "is a float, 3.0: give an esper.grower.spending.Spending"),
-        ((Spending,), {"seconds": -1}, "give a number of seconds above 0"),
-        ((Spending,), {"seconds": float("nan")}, "give a number of seconds above 0"),
-        ((branch,), {"optimizer": torch.optim.SGD(nn.Linear(4, 8).parameters())}, "no parameter group for slot"),
+        ({"model": nn.Linear(2, 2)}, "give the model that esper.attach returned"),
+        ({"training_flops": 0}, "give a number of FLOPs above 0"),
+        ({"seconds": -1}, "give a number of seconds above 0"),
+        ({"seconds": float("nan")}, "give a number of seconds above 0"),
     ],
 )
-def test_what_can_neither_be_counted_nor_branch_is_refused(calls: Any, options: dict[str, Any], words: str) -> None:
-    model, optimizer = grown()
-    for call in calls:
-        own = {"optimizer": optimizer} if call is branch else {}
-        with pytest.raises((ConfigError, SlotError), match=words):
-            call(**{"model": model, **own, **options})
+def test_what_cannot_be_counted_is_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        Spending(**{"model": attached(), **options})
 
 
-def test_a_branch_of_a_compiled_model_is_counted() -> None:
-    model, optimizer = grown()
+def test_a_compiled_model_is_counted() -> None:
+    model = attached()
+    spending = Spending(model)
     model.compile(backend="eager")
-    learn(model, optimizer, 1)
-    rung = branch(model, optimizer, training_flops=1e6)
-    learn(rung.model, rung.optimizer, 1)
-    assert rung.spending.share > 0
+    model(inputs()).sum().backward()
+    assert spending.flops == EXAMPLES * 3 * HOST

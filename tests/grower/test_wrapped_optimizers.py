@@ -12,7 +12,6 @@ from torch.nn import functional as F
 import esper
 from esper.errors import ConfigError, SlotError
 from esper.grower.governor import ModelSnapshot
-from esper.grower.spending import branch
 from esper.growth.links import unwrap_optimizer
 from factories import HELD, make_data, make_growing, packed, validate
 
@@ -178,11 +177,9 @@ def test_seeds_planted_by_hand_learn_by_a_wrapper(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(TRANSPARENT))
-def test_branches_and_snapshots_take_the_optimizer_inside(name: str) -> None:
+def test_snapshots_take_the_optimizer_inside(name: str) -> None:
     model = make_growing()
     optimizer = WRAPPERS[name](torch.optim.AdamW(model.parameter_groups(lr=1e-2)))
-    rung = branch(model, optimizer)
-    assert type(rung.optimizer) is torch.optim.AdamW
     snapshot = ModelSnapshot(model, optimizer)
     snapshot.take()
     optimizer.zero_grad()
@@ -223,8 +220,6 @@ def test_what_would_not_train_seeds_is_refused(process_group: None) -> None:
             model.link(optimizer)
         with pytest.raises(SlotError, match=sentence):
             esper.Grower(model, optimizer, validate, horizon=DECISIONS)
-        with pytest.raises(SlotError, match=sentence):
-            branch(model, optimizer)
     assert model.optimizer_link.optimizer is None
 
 

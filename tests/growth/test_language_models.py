@@ -13,7 +13,6 @@ from torch import Tensor, nn
 import esper
 import tiny_transformers
 from esper.errors import ExportError, SlotError
-from esper.grower.spending import branch
 from esper.growth.model import GrowingModel
 from esper.growth.slot import Seed
 
@@ -173,23 +172,6 @@ def test_what_is_set_on_the_configuration_while_it_grows_stays() -> None:
     assert host.config is original
     assert (original.pad_token_id, original._attn_implementation, original.num_hidden_layers) == (5, "eager", 2)
     torch.testing.assert_close(host(TOKENS).logits, expected)
-
-
-def test_a_block_in_a_branch_follows_its_host_and_never_sees_the_future() -> None:
-    host = host_of("llama")
-    host.set_attn_implementation("eager")
-    model = growing("llama", host=host)
-    optimizer = torch.optim.SGD(model.parameter_groups(lr=0.01))
-    rung: Any = branch(model, optimizer)
-    rung.model.slots["model.layers.0"].germinate("block_copy", alpha=1.0)
-    rung.model(TOKENS, labels=TOKENS).loss.backward()
-    rung.optimizer.step()
-    rung.model.slots["model.layers.0"].fossilize()
-    plain: Any = rung.model.finalize()
-    plain.set_attn_implementation("sdpa")
-    changed = TOKENS.clone()
-    changed[:, -1] = (changed[:, -1] + 1) % 23
-    torch.testing.assert_close(plain(changed).logits[:, :-1], plain(TOKENS).logits[:, :-1])
 
 
 def test_an_average_generates_too() -> None:

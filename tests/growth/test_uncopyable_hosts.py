@@ -75,16 +75,12 @@ def export(model: GrowingModel, folder: Path) -> nn.Module:
     return host
 
 
-def branch(model: GrowingModel, _: Path) -> nn.Module:
-    return esper.grower.spending.branch(model, torch.optim.SGD(model.parameter_groups(lr=0.1))).model
-
-
 def copy_block(model: GrowingModel, _: Path) -> nn.Module:
     model.slots["0"].germinate("block_copy")
     return model
 
 
-WAYS = {"finalize": finalize, "export": export, "branch": branch, "block_copy": copy_block}
+WAYS = {"finalize": finalize, "export": export, "block_copy": copy_block}
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -96,7 +92,7 @@ def test_results_of_a_pass_are_no_obstacle(make: Callable[[int, int], nn.Module]
     copied = WAYS[way](model, tmp_path).eval()
     copied(inputs).sum().backward()
     assert all(parameter.grad is not None for parameter in copied.parameters() if parameter.requires_grad)
-    if way in ("finalize", "branch"):
+    if way == "finalize":
         assert torch.allclose(copied(inputs), model.eval()(inputs), atol=1e-6)
 
 

@@ -19,9 +19,9 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorData
 import esper
 import tiny_transformers
 from esper.errors import CheckpointError, ConfigError, DivergedError
-from esper.grower.spending import warmup_stable_decay
 from esper.ladders import ladder as loop
 from esper.ladders.ladder import plan_ladder
+from esper.ladders.plan import warmup_stable_decay
 from esper.ladders.rungs import TABLE, Ladder
 from esper.ladders.training import LadderTraining
 from ladders import climbing

@@ -1,22 +1,16 @@
-"""The cost of training, a schedule of learning rates by the share spent, and branches with their own budget."""
+"""The cost of training, in FLOPs and seconds, and the share of a budget that is spent."""
 
-from __future__ import annotations
-
-import math
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
 from torch import Tensor
 from torch.autograd.graph import register_multi_grad_hook
 
-from esper.config.arguments import Flops, NonNegativeFloat, Seconds, check_arguments
+from esper.config.arguments import Flops, Seconds, check_arguments
 from esper.engine.budget import TRAINING_PASSES
-from esper.errors import ConfigError, SlotError
-from esper.growth.links import unwrap_optimizer
-from esper.growth.model import MODEL_ADVICE, OPTIMIZER_ADVICE, GrowingModel, require_attached
-from esper.numerics.modules import copy_with
+from esper.errors import ConfigError
+from esper.growth.model import MODEL_ADVICE, GrowingModel
 from esper.serialization import from_plain, to_plain
 
 
@@ -38,24 +32,21 @@ class Spending:
         model: An attached model; counting starts now.
         training_flops: Budget of FLOPs; None: no limit.
         seconds: Budget of seconds from now on; None: no limit.
-        counted_in: Another `Spending` that also counts these FLOPs.
 
     Raises:
         ConfigError: an argument has the wrong type; or FLOPs are limited, but torch cannot count all of the host's.
     """
 
-    @check_arguments(ConfigError, model=MODEL_ADVICE, counted_in="give an esper.grower.spending.Spending")
+    @check_arguments(ConfigError, model=MODEL_ADVICE)
     def __init__(
         self,
         model: GrowingModel,
         training_flops: Flops | None = None,
         *,
         seconds: Seconds | None = None,
-        counted_in: Spending | None = None,
     ) -> None:
         self._model, self._max_flops, self._max_seconds = model, training_flops, seconds
         self.limited = training_flops is not None or seconds is not None
-        self._counted_in = counted_in
         self._flops = self._backward_flops = 0.0
         """FLOPs in all, and of the backward pass that belongs to the latest forward pass."""
         self._started = time.monotonic()
@@ -95,8 +86,6 @@ class Spending:
     def add(self, flops: float) -> None:
         """Add FLOPs, also those of something else than passes through the model."""
         self._flops += flops
-        if self._counted_in is not None:
-            self._counted_in.add(flops)
 
     def count_forward(self, inputs: Tensor) -> None:
         """Called before each forward pass."""
@@ -133,98 +122,3 @@ class Spending:
         """Continue where `state_dict` was called."""
         values = from_plain({"flops": 0.0, "seconds": 0.0}, state, "what was spent")
         self._flops, self._started = values["flops"], time.monotonic() - values["seconds"]
-
-
-@check_arguments(ConfigError)
-def warmup_stable_decay(
-    share: NonNegativeFloat, *, warmup: NonNegativeFloat = 0.02, decay: NonNegativeFloat = 0.2
-) -> float:
-    """A learning-rate factor by ``share`` of the budget spent: it rises to 1, stays constant, then falls to 0.
-
-    ```python
-    grower = esper.Grower(model, optimizer, evaluate=validate, training_flops=1e15)
-    scheduler = LambdaLR(optimizer, lambda _: warmup_stable_decay(grower.spending.share))
-    ```
-
-    Call ``scheduler.step()`` after ``optimizer.step()``; the first rate is 0, since nothing is spent yet. Policies
-    observe the learning rate. With several processes, the share and the rate change only at decisions.
-
-    During decay the factor is ``1 - sqrt(x)``, where x is the elapsed fraction of the decay (Hägele et al. 2024, arXiv
-    2405.18392).
-
-    Args:
-        share: Share of the budget spent. Beyond 1 the factor is constant.
-        warmup: Share of the budget during which the factor rises linearly.
-        decay: Share of the budget at its end during which the factor falls.
-
-    Raises:
-        ConfigError: an argument is negative or not a number, or the phases overlap.
-    """
-    if warmup + decay > 1:
-        raise ConfigError(f"warmup {warmup} and decay {decay} add up to more than 1")
-    if share >= 1:
-        return float(decay == 0)
-    if share < warmup:
-        return share / warmup
-    decayed = share - (1 - decay)
-    return 1.0 if decayed <= 0 else 1 - math.sqrt(min(decayed / decay, 1.0))
-
-
-class Branch(NamedTuple):
-    """A copy of a model and of its optimizer with its state, and what the copy has cost."""
-
-    model: GrowingModel
-    optimizer: torch.optim.Optimizer
-    spending: Spending
-
-
-@check_arguments(
-    ConfigError,
-    model=MODEL_ADVICE,
-    optimizer=OPTIMIZER_ADVICE,
-    counted_in="give an esper.grower.spending.Spending, such as grower.spending",
-)
-def branch(
-    model: GrowingModel,
-    optimizer: torch.optim.Optimizer,
-    *,
-    training_flops: Flops | None = None,
-    counted_in: Spending | None = None,
-) -> Branch:
-    """Copy a growing model and its optimizer, to train the copy independently.
-
-    This gives models of several sizes from one training: each branch is trained with decaying learning rates, while the
-    model grows on at its own rate (as Hägele et al. 2024, arXiv 2405.18392, for several budgets).
-
-    ```python
-    rung = branch(model, optimizer, training_flops=1e12, counted_in=grower.spending)
-    decay = LambdaLR(rung.optimizer, lambda _: warmup_stable_decay(rung.spending.share, warmup=0, decay=1))
-    while rung.spending.share < 1:
-        train_one_step(rung.model, rung.optimizer)
-        decay.step()
-    rung.model.finalize()
-    ```
-
-    The branch starts with the current learning rates; a scheduler of its optimizer starts from those before the first
-    scheduler of the original one. With several processes, branch in all of them, and wrap the branch's model like the
-    original; each process computes its own share.
-
-    Args:
-        model: From `esper.attach`.
-        optimizer: Its optimizer; of a wrapper, the inner optimizer is copied.
-        training_flops: FLOP budget of the branch, for `spending.share`; None: no limit.
-        counted_in: Another `Spending` that also counts the FLOPs of the branch.
-
-    Raises:
-        ConfigError: an argument has the wrong type; or FLOPs are limited, but torch cannot count them.
-        SlotError: a submodule with a slot was replaced, the model cannot be copied, or the optimizer was not made from
-            the model's parameter groups.
-    """
-    require_attached(model)
-    optimizer = unwrap_optimizer(optimizer)
-    model.link(optimizer)
-    # Copied together, so that the optimizer's copy owns the parameters of the model's.
-    model_copy, optimizer_copy = copy_with(model, (model, optimizer), SlotError)
-    model.copies.unregister(model_copy.copies)
-    model_copy.link(optimizer_copy)
-    return Branch(model_copy, optimizer_copy, Spending(model_copy, training_flops, counted_in=counted_in))

@@ -218,7 +218,7 @@ class Copies:
         """Whether the slots were removed from the model of this object, so that it cannot grow."""
         self._mirrors: WeakSet[GrowingModel] = WeakSet()
         self._undeclared: WeakSet[Copies] = WeakSet()
-        """The `Copies` of copies that are neither mirrors nor unregistered."""
+        """The `Copies` of copies that are not mirrors."""
         self._warned = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Copies:
@@ -236,10 +236,6 @@ class Copies:
         self._undeclared.discard(mirror.copies)
         for slot in slots:
             self.sync_slot(slot)
-
-    def unregister(self, other: Copies) -> None:
-        """Do not expect the copy of ``other`` to grow in the same way as the model."""
-        self._undeclared.discard(other)
 
     def sync_slot(self, slot: Slot) -> None:
         """Copy the seed of ``slot``, or its absence, with weight and stage to the mirrors."""

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate, pairwise
@@ -14,7 +15,6 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from esper.config.arguments import Flops, NonNegativeFloat, PositiveInt, check_arguments
 from esper.engine.budget import TRAINING_PASSES
 from esper.errors import ConfigError, plural
-from esper.grower.spending import warmup_stable_decay
 from esper.growth.finalize import SAVING_METHODS, is_built_alike
 from esper.growth.inputs import Arguments, call_host, first_tensor, fit_example
 from esper.growth.model import GrowingModel
@@ -38,6 +38,41 @@ ADVICE = {
     "blocks": "give a list of names of an nn.ModuleList or nn.Sequential, such as ['transformer.h']",
     "rates": "give a factor per size, such as [1, 1, 0.5]",
 }
+
+
+@check_arguments(ConfigError)
+def warmup_stable_decay(
+    share: NonNegativeFloat, *, warmup: NonNegativeFloat = 0.02, decay: NonNegativeFloat = 0.2
+) -> float:
+    """A learning-rate factor by ``share`` of the budget spent: it rises to 1, stays constant, then falls to 0.
+
+    ```python
+    grower = esper.Grower(model, optimizer, evaluate=validate, training_flops=1e15)
+    scheduler = LambdaLR(optimizer, lambda _: warmup_stable_decay(grower.spending.share))
+    ```
+
+    Call ``scheduler.step()`` after ``optimizer.step()``; the first rate is 0, since nothing is spent yet. Policies
+    observe the learning rate. With several processes, the share and the rate change only at decisions.
+
+    During decay the factor is ``1 - sqrt(x)``, where x is the elapsed fraction of the decay (Hägele et al. 2024, arXiv
+    2405.18392).
+
+    Args:
+        share: Share of the budget spent. Beyond 1 the factor is constant.
+        warmup: Share of the budget during which the factor rises linearly.
+        decay: Share of the budget at its end during which the factor falls.
+
+    Raises:
+        ConfigError: an argument is negative or not a number, or the phases overlap.
+    """
+    if warmup + decay > 1:
+        raise ConfigError(f"warmup {warmup} and decay {decay} add up to more than 1")
+    if share >= 1:
+        return float(decay == 0)
+    if share < warmup:
+        return share / warmup
+    decayed = share - (1 - decay)
+    return 1.0 if decayed <= 0 else 1 - math.sqrt(min(decayed / decay, 1.0))
 
 
 @dataclass(frozen=True)

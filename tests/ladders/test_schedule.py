@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import LambdaLR
 import esper
 from esper.control.rules import Planting, Schedule
 from esper.errors import ConfigError
-from esper.grower.spending import warmup_stable_decay
+from esper.ladders.plan import warmup_stable_decay
 from factories import HELD, make_data, make_growing, validate
 
 
