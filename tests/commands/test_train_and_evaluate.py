@@ -47,6 +47,15 @@ def last_json(text: str) -> dict[str, Any]:
     return json.loads(text.splitlines()[-1])
 
 
+@pytest.mark.parametrize(("group", "told"), [(8, True), (4, False)])
+def test_the_score_on_a_single_instance_is_not_compared_with_baselines_on_others(
+    tmp_path: Path, capsys: Capture, group: int, told: bool
+) -> None:
+    overrides = options("iterations=1", "environments=8", f"ppo.group={group}", "ppo.minibatches=1")
+    assert main(["train", "--run-dir", str(tmp_path / "run"), *overrides]) == 0
+    assert ("its J is not comparable with the baselines" in " ".join(capsys.readouterr().out.split())) == told
+
+
 def test_training_leaves_a_run_directory_of_its_own_and_a_line_for_machines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ):

@@ -131,6 +131,18 @@ def test_what_is_unfinished_is_decided_on_at_the_end_and_a_resumed_fit_goes_on_f
     assert_equal(resumed, whole)
 
 
+def test_what_is_unfinished_is_decided_on_if_fit_resumes_from_the_end(tmp_path: Path):
+    """As after a kill between the last checkpoint and the end of `fit`: Lightning trains nothing more."""
+    whole, resumed, late = Classifier(), Classifier(seed=5), callback(horizon=20)
+    fit(tmp_path, whole, callback(horizon=20), EPOCHS)
+    trainer = fit(tmp_path / "again", resumed, late, EPOCHS, resume=tmp_path / "last.ckpt")
+    assert trainer.global_step == 2 * EPOCHS
+    assert set(late.grower.network.table.stage[0].tolist()) <= {Stage.FOSSILIZED, Stage.PRUNED}
+    assert describe_structure(resumed.model) == describe_structure(whole.model) != {}
+    assert_equal(resumed, whole)
+    assert late.grower.decisions == EPOCHS
+
+
 def test_decisions_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.INFO)
     module = Classifier()

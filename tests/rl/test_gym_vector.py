@@ -1,9 +1,12 @@
 """`esper/Growth-v0` as a vector environment: spaces, masks, seeds, resets."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import warnings
+from contextlib import suppress
 from typing import Any
 
 import gymnasium
@@ -29,6 +32,7 @@ from esper.lifecycle.actions import (
     make_wait_actions,
 )
 from esper.rl.gym import Arrays, GrowthEnv, GrowthVectorEnv, NextStepGrowth, SameStepGrowth, make_vector
+from esper.rl.rewards import MODES
 from open_rules import open_rules
 from rl.gym_support import RULES, STEPS, assert_same, legal_action, legal_actions, short_episodes
 from rl.short import SUITE
@@ -213,11 +217,28 @@ def test_the_split_and_the_suite_are_the_ones_asked_for() -> None:
         ({"rules": {"cooldown": (0, 1, 1)}}, ConfigError, r"`rules.cooldown\[0\]` is 0"),
         ({"siute": "tokens"}, ConfigError, "did you mean `suite`"),
         ({"count": 0}, ConfigError, "num_envs is 0"),
+        *(
+            ({"reward": reward}, ConfigError, "intervention_after: an environment does not know how much")
+            for mode in MODES
+            if "intervention_after" in MODES[mode].weights
+            for late in [{"mode": mode, "intervention": 0.5, "intervention_after": 0.9}]
+            for reward in (late, ["outcome", late])
+        ),
     ],
 )
 def test_what_cannot_be_made_is_refused(settings: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         make(**settings)
+
+
+@pytest.mark.parametrize("reward", ["outcome", "shaped", ["sparse", {"mode": "shaped", "family": "loss"}]])
+def test_the_reward_mode_is_told(reward: Any) -> None:
+    modes = ["sparse", "shaped"] if isinstance(reward, list) else [reward]
+    env, single = make(reward=reward), GrowthEnv(rules=RULES, reward=reward)
+    told = [env.reset(seed=0)[1], env.step(make_wait_actions(E))[4]]
+    assert [info["reward_mode"].tolist() for info in told] == [[modes[i % len(modes)] for i in range(E)]] * 2
+    told = [single.reset(seed=0)[1], single.step(make_wait_actions(1)[0])[4]]
+    assert [info["reward_mode"] for info in told] == [modes[0]] * 2
 
 
 def test_an_unknown_suite_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -396,6 +417,50 @@ gymnasium.spec("esper/Growth-v0")
 """
     result = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
+
+
+FORKS = {
+    "AsyncVectorEnv": """
+envs = gymnasium.vector.AsyncVectorEnv([make, make], context="fork")
+envs.reset(seed=0)
+envs.step(envs.action_space.sample())
+envs.close()
+""",
+    "made in the child": """
+def play():
+    env = make()
+    env.reset(seed=0)
+    env.step(env.action_space.sample())
+child = multiprocessing.get_context("fork").Process(target=play)
+child.start()
+child.join()
+assert child.exitcode == 0
+""",
+}
+
+
+@pytest.mark.landing
+@pytest.mark.parametrize("way", FORKS)
+def test_a_process_forked_after_torch_used_threads_plays(way: str) -> None:
+    script = f"""
+import gymnasium, multiprocessing, torch
+import esper.rl
+
+def make():
+    return gymnasium.make(esper.rl.ENVIRONMENT, suite="tokens")
+
+torch.set_num_threads(4)
+table = torch.randn(1000, 1000, requires_grad=True)
+(table @ table).tanh().sum().backward()
+{FORKS[way]}
+assert torch.get_num_threads() == 4
+"""
+    with subprocess.Popen([sys.executable, "-c", script], start_new_session=True) as process:
+        try:
+            assert process.wait(timeout=120) == 0
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # its children, which would wait for ever
 
 
 # `esper/Growth-v0` as a single environment: Gymnasium's checker passes, and it is row 0 of the vector environment.

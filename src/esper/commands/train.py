@@ -81,6 +81,12 @@ def command(
             with workers.report_to(progress.count_baseline_tasks):
                 levels = trainer.measure_baseline_levels()
             progress.add_levels(levels)
+            if settings.environments == settings.ppo.group:
+                print_line(
+                    console,
+                    "an iteration is one new instance (environments = ppo.group), so its J is not comparable with the "
+                    "baselines, which played others; the greedy policy plays the same as they do",
+                )
 
             def report(iteration: Iteration) -> None:
                 progress.add(iteration)

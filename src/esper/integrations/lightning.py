@@ -144,9 +144,11 @@ class LightningGrower(Callback):
         vars(pl_module).pop("training_step", None)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Decide on unfinished seeds."""
-        if self.grower is not None:
-            _log.info("%s", self.grower.finish())
+        """Decide on unfinished seeds, also if ``fit`` resumed from its end and had nothing left to train."""
+        if self.grower is None:
+            self.on_train_start(trainer, pl_module)
+        assert self.grower is not None
+        _log.info("%s", self.grower.finish())
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Restore ``training_step``."""

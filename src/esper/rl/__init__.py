@@ -10,6 +10,8 @@ envs = gymnasium.make_vec("esper/Growth-v0", num_envs=16)
 ```
 """
 
+import os
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +54,16 @@ gymnasium.register(
     entry_point="esper.rl.gym:GrowthEnv",
     vector_entry_point="esper.rl.gym:make_vector",
 )
+
+
+def _use_one_thread() -> None:
+    # A fork does not copy the threads of torch's pool, so the child's first operation on several would wait for ever.
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
+
+
+if sys.platform != "win32":
+    os.register_at_fork(after_in_child=_use_one_thread)
 
 
 def __getattr__(name: str) -> Any:

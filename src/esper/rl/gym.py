@@ -26,7 +26,7 @@ from esper.numerics.arrays import Bools, Floats
 from esper.numerics.devices import CPU, DeviceName, require_device
 from esper.population.population import StrategyChoice
 from esper.rl.episodes import Episodes, FinalScore, StepResult
-from esper.rl.rewards import OUTCOME, RewardSpec, assign_rewards
+from esper.rl.rewards import OUTCOME, RewardSpec, assign_rewards, name_rewards
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import Split
@@ -115,7 +115,7 @@ class GrowthVectorEnv(VectorEnv[Arrays, Array, Array]):
 
     Raises:
         TaskError: an unknown suite.
-        ConfigError: another setting is not usable.
+        ConfigError: another setting is not usable, such as a reward whose cost changes during a training.
     """
 
     metadata: dict[str, Any] = {"render_modes": [], "autoreset_mode": AutoresetMode.DISABLED}
@@ -125,6 +125,11 @@ class GrowthVectorEnv(VectorEnv[Arrays, Array, Array]):
         if num_envs < 1:
             raise ConfigError(f"num_envs is {num_envs}: give at least 1")
         self._settings = given = GrowthSettings.parse(settings)
+        if any(reward.intervention_after for reward in given.reward):
+            raise ConfigError(
+                "reward.intervention_after: an environment does not know how much of the training is done; leave it "
+                "out here, or train with `esper train`, which raises the cost of interventions as it says"
+            )
         self.num_envs = num_envs
         self.suite = suite = get_suite(given.suite)
         self._device = require_device(given.device)
@@ -210,7 +215,7 @@ class GrowthVectorEnv(VectorEnv[Arrays, Array, Array]):
         return {**arrays, "action_mask": self.masks.flat().astype(np.int8)}
 
     def describe(self) -> Info:
-        """The info of all networks about their present state: exact masks by head, and names of instances.
+        """The info of all networks: exact masks by head, names of instances, and the reward mode that pays each.
 
         The flat mask of an observation cannot show that a blueprint fits one slot and not the other; these can. Shapes
         as in `ActionMasks`.
@@ -219,7 +224,8 @@ class GrowthVectorEnv(VectorEnv[Arrays, Array, Array]):
         # Copies: an agent may write into them, and the environment still decides by the originals.
         masks = {name: getattr(self.masks, name).copy() for name in MaskTensors._fields}
         names = np.array([instance.name for instance in self.episodes.instances], object)
-        return _add_masks({"masks": _add_masks(masks, all_rows), "instance": names}, all_rows)
+        rewards = np.array(assign_rewards(name_rewards(self._settings.reward), self.num_envs), object)
+        return _add_masks({"masks": _add_masks(masks, all_rows), "instance": names, "reward_mode": rewards}, all_rows)
 
     # Agents act within `torch.no_grad` or `inference_mode`, but networks learn: leaving the latter ends the former too.
     @torch.inference_mode(False)
@@ -414,7 +420,7 @@ class GrowthEnv(gymnasium.Env[dict[str, Any], Array]):
 
 def _describe_first(info: Info) -> Info:
     masks = {name: mask for name, mask in info["masks"].items() if not name.startswith("_")}
-    return {"masks": _first_row(masks), "instance": info["instance"][0]}
+    return {"masks": _first_row(masks), "instance": info["instance"][0], "reward_mode": info["reward_mode"][0]}
 
 
 def _first_row(arrays: Arrays) -> Arrays:
