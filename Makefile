@@ -14,7 +14,7 @@ RING_LANDING := not slow and (landing or matrix)
 .PHONY: help demo test landing test-all reliability gpu check docs clean
 
 help:
-	@echo "make demo      grow a network, then train a controller and compare it, with reports (four minutes on 2 cores)"
+	@echo "make demo      grow a network, then train a controller and compare it, with reports (six minutes on 2 cores)"
 	@echo "make test      lint, import contracts, sizes and every behaviour once (about three minutes on 2 cores)"
 	@echo "make landing   format, types, and the other tests that a change must pass before it lands (.ci/run runs both)"
 	@echo "make test-all  all tests, the slow ones too, and that two runs of the scenarios of tools/same_bits.py agree"
@@ -27,10 +27,11 @@ demo: $(DEMO_INSTALLED)
 	@echo "First, one network grows by a fixed rule, beside the same network that does not."
 	$(BIN)/python examples/grow.py --task mnist1d --host conv1d --run-dir $(DEMO)-network
 	$(BIN)/esper report $(DEMO)-network
-	@echo "Second, a controller learns on many small networks when and where to grow, and is compared on new ones."
+	@echo "Second, a controller learns from scratch, on many small networks, when and where to grow."
 	$(BIN)/esper train --config examples/demo.yaml --run-dir $(DEMO)-controller
-	$(BIN)/esper evaluate $(DEMO)-controller --instances 32 --transfer 0
-	@echo "Open both reports in a browser: $(DEMO)-network/report.html $(DEMO)-controller/report.html"
+	@echo "Third, it plays new problems beside all other controllers, and beside itself as it was before training."
+	@echo "After that, open both reports in a browser: $(DEMO)-network/report.html $(DEMO)-controller/report.html"
+	$(BIN)/esper evaluate $(DEMO)-controller --instances 96 --transfer 0
 
 check: $(DEV_INSTALLED)
 	$(BIN)/ruff check .

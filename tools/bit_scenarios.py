@@ -709,13 +709,13 @@ def train(quick: bool, folder: Path) -> Tree:
 
 @scenario
 def train_choices(quick: bool, folder: Path) -> Tree:
-    """Every choice and reward, seeds in isolation, no advice, a mix of suites, other execution and other losses."""
+    """Every choice and another reward, isolated seeds, no advice, a mix of suites, other execution and other losses."""
     rules = ", ".join(f"{name}: [{', '.join(map(str, values))}]" for name, values in EVERY_CHOICE.items())
     overrides = [
         "seed=5",
         "strategy=looped",
         f"rules={{isolation: shadow, min_training_steps: 1, {rules}}}",
-        "reward=[outcome, sparse, minimal, simplified, shaped, escrow]",
+        "reward=shaped",
         "policy.advice=null",
         "policy.probability_floor.op=0.02",
         f"{GROWTH}.counterfactual_every=2",

@@ -52,7 +52,7 @@ def test_runs_are_listed_by_state_the_newest_first(tmp_path: Path, capsys: Captu
     assert [done[name] for name in figures] == ["train", 2, 40, "J", 0.25, 0.5]
     assert done["size"] > 10_000
     row = next(line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("done"))
-    assert row[:7] == ["done", "train", "finished", "2/40", "J", "0.250", "0.500"]
+    assert row[:7] == ["done", "train", "finished", "2/40", "0.500", "J", "0.250"]
 
 
 def test_a_folder_without_runs_and_one_that_is_missing(tmp_path: Path, capsys: Capture):

@@ -6,17 +6,22 @@ import re
 import shutil
 import signal
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
 
 from esper.cli import main
+from esper.config.loading import load_settings
+from esper.dash.pages import describe_population, describe_run
 from esper.dash.progress import TrainingProgress
-from esper.runs.events import RunEnded, RunResumed
+from esper.runs.events import RunEnded, RunExtended, RunResumed
 from esper.runs.reader import RunReader
 from esper.runs.store import RunStore
 from esper.serialization import Checkpoints
+from esper.tasks.registry import get_suite
 from esper.train.iteration import Iteration
+from esper.train.settings import PRESETS, TrainSettings
 from esper.train.trainer import Trainer
 from train.runs import TINY
 
@@ -83,7 +88,7 @@ def test_training_says_in_what_it_differs_from_the_defaults(
     """`--set ppo.clip=0.1` changes one line of the configuration, and is one line of what is said."""
     path = tmp_path / "clipped"
     assert main(["train", "--run-dir", str(path), *options("iterations=2", "ppo.clip=0.1")]) == 0
-    first, *said = capsys.readouterr().out.split("finding the baselines' level")[0].splitlines()
+    first, *said = capsys.readouterr().out.split("measuring baselines")[0].splitlines()
     assert first == "settings: different from the defaults in"
     expected = {*(override.split("=")[0] for override in TINY), "iterations", "ppo.clip"}
     assert {line.split(":")[0].strip() for line in said} == expected
@@ -150,10 +155,12 @@ def test_evaluation_prints_a_table_writes_records_and_has_a_line_for_machines(ru
     text = capsys.readouterr().out
     assert "4 held-out instances" in text
     assert "2 instances of families never trained on" in text
-    assert "Did learning help?" in text
-    assert text.splitlines()[-1] == f"run: {run}"
+    *_, of_run, _, question, transfer, heldout = text.splitlines()
+    assert (of_run, question) == (f"run: {run}", "Did learning help?")
+    for line, instances in [(transfer, "2 transfer"), (heldout, "4 held-out")]:
+        assert re.match(rf"(Yes|No|It learned, .*)\. On {instances} instances this policy scores", line)
     records = json.loads((run / "evaluation.json").read_text())
-    assert {"policy", "none", "random", "all_at_start", "periodic", "heuristic"} <= {
+    assert {"policy", "untrained", "sampled", "none", "random", "all_at_start", "periodic", "heuristic"} <= {
         one["controller"] for one in records
     }
     assert "Not evaluated yet" not in (run / "report.html").read_text()
@@ -190,9 +197,57 @@ def test_a_checkpoint_of_other_settings_and_a_directory_in_use(run: Path, capsys
     assert "checkpoint" in refused(["evaluate", str(run)], capsys)
 
 
-@pytest.mark.parametrize("extra", [["--seed", "1"], ["--set", "iterations=9"], ["--run-dir", "elsewhere"]])
+@pytest.mark.parametrize(
+    "extra",
+    [
+        ["--seed", "1"],
+        ["--set", "iterations=9", "--set", "seed=1"],
+        ["--set", "iterations=1"],
+        ["--run-dir", "elsewhere"],
+        ["--preset", "scratch"],
+    ],
+    ids=" ".join,
+)
 def test_a_resumed_run_keeps_its_settings(extra: list[str], run: Path, capsys: Capture):
+    before = (run / "config.yaml").read_text()
     assert "--resume uses the run's own settings" in refused(["train", "--resume", str(run), *extra], capsys)
+    assert (run / "config.yaml").read_text() == before
+
+
+def test_a_finished_run_is_extended_and_says_so(run: Path, capsys: Capture):
+    for _ in range(2):  # the second time there is nothing left to do
+        assert main(["train", "--resume", str(run), "--set", "iterations=3", "--json"]) == 0
+        captured = capsys.readouterr()
+        assert last_json(captured.out)["iterations"] == 3
+    assert captured.err.splitlines()[0] == "the run is already complete"
+    with RunReader.open(run / "run.db") as reader:
+        (extended,) = reader.events(RunExtended)
+        assert (extended.iteration, extended.before, extended.after) == (2, 2, 3)
+        assert reader.metadata()["iterations"] == 3
+        assert [number for number, _ in reader.series("objective")] == [1, 2, 3]
+    assert "iterations: 3\n" in (run / "config.yaml").read_text()
+    assert "Its iterations were raised from 2 to 3" in (run / "report.html").read_text()
+
+
+def test_presets_are_listed_refined_and_not_mixed_with_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+):
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    shown = capsys.readouterr().out
+    assert set(PRESETS) >= {"advised", "scratch"}
+    assert all(f"{name}:" in shown for name in PRESETS)
+
+    monkeypatch.setattr(Trainer, "train", lambda *_: None)
+    monkeypatch.setattr(Trainer, "measure_baseline_levels", lambda _: {})
+    for name in PRESETS:
+        path = tmp_path / name
+        assert main(["train", "--preset", name, "--run-dir", str(path), "--set", "iterations=2"]) == 0
+        settings = load_settings(TrainSettings, path / "config.yaml")
+        assert settings.iterations == 2
+        assert (settings.policy.advice is None) == (name == "scratch")
+    assert "did you mean 'scratch'?" in refused(["train", "--preset", "scrach"], capsys)
+    assert "give one" in refused(["train", "--preset", "scratch", "--config", "mine.yaml"], capsys)
 
 
 @pytest.mark.parametrize("controller", ["look", "heuristic", "a run"])
@@ -207,6 +262,32 @@ def test_any_controller_plays_a_suite_without_a_run(controller: str, run: Path, 
         assert found["score_interval"][0] <= found["score"] <= found["score_interval"][1]
     assert "On 4 held-out instances this controller scores" in captured.err
     assert "for this controller on other instances" in captured.err
+
+
+def test_a_rule_that_plays_leaves_a_run_with_events_dashboard_and_report(tmp_path: Path, capsys: Capture):
+    path, words = tmp_path / "run", ["evaluate", "--controller", "heuristic", "--suite", "short", "--instances", "4"]
+    assert main([*words, "--run-dir", str(path), "--json"]) == 0
+    recorded = last_json(capsys.readouterr().out)
+    assert main([*words, "--json"]) == 0
+    alone = last_json(capsys.readouterr().out)
+    assert {name: found["score"] for name, found in recorded.items()} == pytest.approx(
+        {name: found["score"] for name, found in alone.items()}, abs=1e-4
+    )
+    with RunReader.open(path / "run.db") as reader:
+        networks = describe_population(reader, None)["networks"]
+        assert [one["environment"] for one in networks] == [0, 1, 2, 3]
+        assert all(len(one["steps"]) == get_suite("short").steps for one in networks)
+        assert reader.rows("SELECT count(*) FROM seeds") != [(0,)]
+        assert fmean(one["objective"] for one in networks) == pytest.approx(reader.series("objective")[0][1])
+    assert describe_run("run", path / "run.db").items() >= {"state": "finished", "controller": "heuristic"}.items()
+    page = (path / "report.html").read_text()
+    assert all(text in page for text in ("How heuristic plays", "4 held-out instances", "first episode of heuristic"))
+    (path / "report.html").unlink()
+    assert main(["report", str(path)]) == 0
+    assert (path / "report.html").read_text() == page
+    for command in (["evaluate", str(path)], ["train", "--resume", str(path)]):
+        assert "a run of `esper evaluate`, which has no policy" in refused(command, capsys)
+    assert "is not empty" in refused([*words, "--run-dir", str(path)], capsys)
 
 
 def test_a_controller_plays_the_families_and_instances_that_are_asked_for(capsys: Capture):
@@ -228,6 +309,7 @@ def test_a_controller_plays_the_families_and_instances_that_are_asked_for(capsys
         (["RUN", "--controller", "look"], "--controller cannot be combined with a run"),
         (["RUN", "--split", "transfer"], "--split cannot be combined with a run"),
         (["RUN", "--seed", "0"], "--seed cannot be combined with a run"),
+        (["RUN", "--run-dir", "new"], "--run-dir cannot be combined with a run"),
         (["--controller", "look", "--suite", "short", "--transfer", "3"], "--transfer needs a run"),
         (["--controller", "lok", "--suite", "short"], "no controller 'lok'; did you mean 'look'?"),
         (["--controller", "look", "--suite", "shor"], "no suite is called 'shor'; did you mean 'short'?"),

@@ -17,9 +17,11 @@ from esper.dash import stream
 from esper.dash.output import ProgressReporter
 from esper.dash.progress import (
     LINES_PER_RUN,
+    MOST_POINTS,
     PACE_WINDOW,
     RECENT,
     TrainingProgress,
+    draw_learning_curve,
     moving_average,
     sparkline,
 )
@@ -82,7 +84,10 @@ def test_the_panel_says_what_matters_and_fits_a_terminal(width: int):
 
 
 def test_before_the_baselines_are_known_and_before_the_first_iteration():
-    assert "finding the baselines' level" in "\n".join(drawn(TrainingProgress(Console(), 40), 80))
+    progress = TrainingProgress(Console(), 40)
+    assert "measuring baselines ..." in "\n".join(drawn(progress, 80))
+    progress.count_baseline_tasks(4, 7)
+    assert "measuring baselines: 4 of 7 ..." in "\n".join(drawn(progress, 80))
     text = "\n".join(drawn(TrainingProgress(Console(), 40, levels=LEVELS), 80))
     assert "heuristic" in text
     assert "accuracy" not in text
@@ -151,6 +156,31 @@ def test_lines_tell_measurements_and_new_anomalies():
     assert told == [f"iteration 11: anomaly entropy of slot: {ALARMS[Anomaly.ENTROPY].describe()}"]
 
 
+def test_the_learning_curve_is_between_the_untrained_policy_and_the_best_baseline():
+    levels = {**LEVELS, "untrained": 0.7}  # above all baselines, of which it is none
+    probes = [(0, 0.7), *((number, 0.5 + 0.01 * number) for number in range(1, 31))]
+    console = Console(record=True, width=100, file=io.StringIO())
+    console.print(draw_learning_curve(probes, levels, 56, 100))
+    title, first, *curve, best = [line.rstrip() for line in console.export_text().splitlines()]
+    assert title.startswith("greedy policy on 56 training problems")
+    assert first.split()[:2] == ["untrained", "0.700"]
+    assert best.split()[:4] == ["best", "baseline,", "heuristic", "0.641"]
+    assert len(curve) <= MOST_POINTS
+    assert curve[-1].split()[:3] == ["iteration", "30", "0.800"]
+    places = [line.index("●") for line in curve]
+    assert places == sorted(places)
+
+
+def test_a_measurement_is_told_beside_the_best_baseline_and_the_untrained_policy():
+    console = Console(file=io.StringIO(), width=200)
+    with TrainingProgress(console, 2, clock=Clock()) as view:
+        view.add_levels({**LEVELS, "untrained": 0.7}, [(0, 0.7)])
+        view.add(iteration(1, 2, probe=0.65))
+    (line,) = [line for line in console.file.getvalue().splitlines() if line.startswith("iteration 1/2")]
+    assert "greedy policy 0.650 (best baseline heuristic 0.641, untrained 0.700), J while exploring " in line
+    assert view.probes == [(0, 0.7), (1, 0.65)]
+
+
 def test_a_line_tells_of_rollbacks():
     console = Console(file=io.StringIO(), width=80)
     with TrainingProgress(console, 3, clock=Clock()) as view:
@@ -175,7 +205,7 @@ def test_lines_between_iterations_say_how_many_are_done_and_how_long_it_takes():
     progress = TrainingProgress(console, 3, clock=Clock())
     with ProgressReporter(console, "esper train") as reporter, progress as view:
         view.count_baseline_tasks(2, 8)
-        assert reporter.describe_progress().startswith("finding the baselines' level: 2 of 8 done, ")
+        assert reporter.describe_progress().startswith("measuring baselines: 2 of 8 done, ")
         assert reporter.describe_progress().endswith("time left not known yet")
         view.add_levels(LEVELS)
         assert reporter.describe_progress().startswith("training, in iterations: 0 of 3 done, ")

@@ -131,7 +131,7 @@ def test_the_list_of_runs_shows_it(run: Run, capsys: Capture, monkeypatch: pytes
     monkeypatch.setenv("COLUMNS", "100")
     assert main(["runs", str(run.path.parent)]) == 0
     rows = {line.split()[0]: line.split() for line in capsys.readouterr().out.splitlines()}
-    assert rows["run"][3:6] == ["done", "value", "probe"]
+    assert rows["run"][3:6] == ["done", "greedy", "value"]
     assert rows[run.path.name][3:6] == [f"{DECISIONS}/20", run.kind.metric, run.newest]
     assert main(["runs", str(run.path.parent), "--json"]) == 0
     (found,) = [one for one in json.loads(capsys.readouterr().out.splitlines()[-1]) if one["run"] == str(run.path)]

@@ -14,8 +14,8 @@ from esper.config.loading import load_settings
 from esper.train.settings import TrainSettings
 
 ROOT = Path(__file__).parents[2]
-MOST_SECONDS = 240
-"""On two cores; what is promised is 300."""
+MOST_SECONDS = 330
+"""On two cores; what is promised is 360."""
 
 
 def make_demo(*options: str) -> subprocess.CompletedProcess[str]:
@@ -30,10 +30,11 @@ def make_demo(*options: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_training_of_the_demo_is_a_fraction_of_the_default():
+def test_the_training_of_the_demo_is_shorter_than_the_default_and_has_a_learning_curve():
     demo, default = load_settings(TrainSettings, ROOT / "examples" / "demo.yaml"), TrainSettings()
-    assert demo.iterations * demo.environments <= default.iterations * default.environments / 4
-    assert demo.probe_every == demo.iterations  # one measurement, at the end
+    assert demo.iterations * demo.environments < default.iterations * default.environments
+    assert demo.policy.advice is None
+    assert demo.iterations / demo.probe_every >= 4
 
 
 @pytest.mark.slow
@@ -44,7 +45,8 @@ def test_the_demo_grows_a_network_and_trains_a_controller_in_time(tmp_path: Path
     assert result.returncode == 0, result.stderr
     assert "on probation" in result.stdout
     assert re.search(r"accuracy without growth 0\.\d+, with growth 0\.\d+", result.stdout)
-    assert "Did learning help?" in result.stdout
+    assert "greedy policy on 32 training problems" in result.stdout
+    assert re.match(r"(Yes|No|It learned)\b.* On 96 held-out instances", result.stdout.splitlines()[-1])
     reports = {Path(path) for path in re.findall(r"^report: (.*)$", result.stdout, re.MULTILINE)}
     assert reports == {tmp_path / f"demo-{name}" / "report.html" for name in ("network", "controller")}
     assert all(report.is_file() for report in reports)

@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 from scipy.optimize import linear_sum_assignment
 
-from esper.control.learned import POLICY
+from esper.config.loading import load_settings
+from esper.control.learned import POLICY, SAMPLED, UNTRAINED, restore_policy
 from esper.control.rules import SHUFFLED, LookRule, LookSettings, Replay
 from esper.errors import CheckpointError, ConfigError, RunError
 from esper.lab.evaluate import (
     Behaviour,
+    PlaySettings,
     evaluate_by_name,
     evaluate_run,
     load_policy,
@@ -25,6 +27,8 @@ from esper.serialization import Checkpoints
 from esper.tasks.registry import get_suite
 from esper.train.evaluation import EvaluationConfig, create_baselines, evaluate_controllers, make_evaluation_config
 from esper.train.results import Result, read_evaluation, select_split
+from esper.train.settings import TrainSettings
+from esper.train.trainer import create_controller
 from esper.train.workers import LocalWorkers
 from train.runs import ignore, started, tiny
 
@@ -45,6 +49,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     return RunDirectory.open(path)
 
 
+OF_POLICY = [POLICY, UNTRAINED, SAMPLED, SHUFFLED]
+"""The arms in which the policy plays, or its actions."""
+
+
 @pytest.fixture(scope="module")
 def progress() -> list[tuple[int, int, str]]:
     return []
@@ -57,7 +65,7 @@ def found(run: RunDirectory, progress: list[tuple[int, int, str]]) -> Found:
 
 
 def test_everyone_plays_the_same_instances_of_each_split(found: Found):
-    names = ["policy", *(controller.name for controller in create_baselines(get_suite("short"))), SHUFFLED]
+    names = [*OF_POLICY, *(controller.name for controller in create_baselines(get_suite("short")))]
     for split, count in (("heldout", HELDOUT), ("transfer", TRANSFER)):
         results = select_split(found[0], split)
         played = {name: [one.instance for one in results if one.controller == name] for name in names}
@@ -78,7 +86,7 @@ def test_the_file_holds_test_accuracy_less_rent_per_controller_and_instance(
     run: RunDirectory, found: Found, progress: list[tuple[int, int, str]]
 ):
     records = json.loads(run.evaluation.read_text())
-    assert len(records) == (HELDOUT + TRANSFER) * (2 + len(create_baselines(get_suite("short"))))
+    assert len(records) == (HELDOUT + TRANSFER) * (len(OF_POLICY) + len(create_baselines(get_suite("short"))))
     assert {"controller", "instance", "score", "test_accuracy", "added_parameters"} <= records[0].keys()
     assert read_evaluation(run.evaluation) == found[0]
     none = [one for one in found[0] if one.controller == "none"]
@@ -87,11 +95,31 @@ def test_the_file_holds_test_accuracy_less_rent_per_controller_and_instance(
     assert grown
     assert all(one.score < one.test_accuracy for one in grown)
     # Progress was reported.
-    total = 2 * (2 + len(create_baselines(get_suite("short"))))
+    total = 2 * (len(OF_POLICY) + len(create_baselines(get_suite("short"))))
     assert list(dict.fromkeys(done for done, _, _ in progress)) == list(range(total + 1))
     assert {most for _, most, _ in progress} == {total}
     parts = ["policy and baselines, in cohorts", "shuffled, in cohorts"]
     assert list(dict.fromkeys(what for _, _, what in progress)) == parts
+
+
+@pytest.mark.parametrize("name", [UNTRAINED, SAMPLED])
+def test_untrained_has_the_first_weights_and_sampled_draws_its_choices(run: RunDirectory, found: Found, name: str):
+    """By hand: the policy of the first checkpoint, or the newest one with random choices, plays once more."""
+    settings = load_settings(TrainSettings, run.config)
+    checkpoints = Checkpoints(run.checkpoints)
+    checkpoint = checkpoints.load(0) if name == UNTRAINED else checkpoints.latest()
+    policy, trained = (
+        restore_policy(one.tensors, settings.policy, settings.promise, settings.rules)
+        for one in (checkpoint, checkpoints.latest())
+    )
+    policy.normaliser = trained.normaliser
+    controller = create_controller(policy, settings, greedy=name == UNTRAINED)
+    instances = sample_for_evaluation(get_suite("short"), "heldout", HELDOUT, settings.seed)
+    with LocalWorkers(1) as workers:
+        (played,) = evaluate_controllers(workers, [controller], make_evaluation_config(settings), instances)
+    scores = [one.score for one in select_split(found[0], "heldout") if one.controller == name]
+    assert [one.score for one in played.records] == pytest.approx(scores)
+    assert scores != [one.score for one in select_split(found[0], "heldout") if one.controller == POLICY]
 
 
 def test_shuffled_is_the_policys_actions_on_other_instances(run: RunDirectory, found: Found):
@@ -209,6 +237,7 @@ def test_a_policy_is_advised_by_the_time_of_the_suite_that_it_plays(
     monkeypatch.setattr("esper.train.trainer.LookRule", make_rule)
     digits = get_suite("digits")
     with LocalWorkers(1) as workers:
-        found = evaluate_by_name(str(tmp_path / "run"), digits, "heldout", 2, 0, workers)
+        play = PlaySettings(controller=str(tmp_path / "run"), suite=digits.name, split="heldout", instances=2, seed=0)
+        found = evaluate_by_name(play, workers)
     assert found.reference.name == POLICY
     assert set(horizons) == {digits.steps}

@@ -267,20 +267,6 @@ def test_figures_draw_what_their_queries_return(
     IN_FILES[name](calls, found)
 
 
-def test_j_is_drawn_by_reward_where_rewards_differ(run: Path, tmp_path: Path) -> None:
-    store_path = tmp_path / "run.db"
-    with closing(sqlite3.connect(run / "run.db")) as source, closing(sqlite3.connect(store_path)) as copy:
-        source.backup(copy)
-    with RunStore.open(store_path) as store:
-        for number in (1, 2):
-            store.record_scalars(number, {"objective_by_reward/outcome": 0.2, "objective_by_reward/sparse": 0.4})
-    (figure,) = run_queries(store_path, [LEARNING])
-    canvas = Canvas()
-    figure.draw(canvas, figure.rows)
-    labels = [str(line.get_label()) for line in canvas.axes[0].get_lines()]
-    assert [label for label in labels if label.startswith("J")] == ["J, paid by outcome", "J, paid by sparse"]
-
-
 def test_one_smoothing_in_terminal_report_and_figures(run: Path) -> None:
     found = select(run, LEARNING.source.text)
     raw, mean = ([one["value"] for one in found if one["kind"] == kind] for kind in ("J", "smoothed"))

@@ -8,6 +8,8 @@ from dataclasses import asdict, replace
 import pytest
 from rich.console import Console
 
+from esper.control.learned import SAMPLED, UNTRAINED
+from esper.control.rules import SHUFFLED
 from esper.dash.formats import MINUS, signed_score
 from esper.lab.analysis import Comparison, compare_controllers
 from esper.lab.standings import (
@@ -60,7 +62,7 @@ def test_sentences_rows_and_records_say_who_is_better_by_how_much_and_what_it_to
 
 def test_every_arm_of_the_standings_is_explained() -> None:
     baselines = {rule.name for rule in create_baselines(get_suite("tokens"))}
-    assert {*baselines, *(one.name for one in STANDINGS)} <= set(ARM_MEANINGS)
+    assert {*baselines, *(one.name for one in STANDINGS), UNTRAINED, SAMPLED, SHUFFLED} <= set(ARM_MEANINGS)
 
 
 @pytest.mark.parametrize("name", ["policy", "my_long_controller"])
@@ -80,45 +82,59 @@ def answered(means: Mapping[str, float], noise: float = 0.02) -> Conclusion:
     return assess_learning(compared(means, noise))
 
 
+SELVES = {"untrained": 0.6, "shuffled": 0.6}
+AS_GOOD, BETTER = (f"It learned, but heuristic is {level}: use that" for level in ("as good", "better"))
+
+
+SELVES = {"untrained": 0.6, "shuffled": 0.6}
+AS_GOOD, BETTER = (f"It learned, but heuristic is {level}: use that" for level in ("as good", "better"))
+
+
 @pytest.mark.parametrize(
     ("means", "short", "words"),
     [
         (
-            {"policy": 0.7, "none": 0.5, "heuristic": 0.6},
+            {"policy": 0.7, **SELVES, "none": 0.5, "heuristic": 0.65},
             "Yes",
             (
                 "On 60 held-out instances this policy scores 0.",
-                "above every other controller; the closest is heuristic (difference +0.",
+                "above its untrained self (difference +0.",
+                "above the best other controller, heuristic (difference +0.",
             ),
         ),
         (
-            {"policy": 0.7, "none": 0.5, "heuristic": 0.7},
-            "In part",
-            ("above none; not shown to differ from heuristic (difference ",),
+            {"policy": 0.7, **SELVES, "none": 0.5, "heuristic": 0.7},
+            AS_GOOD,
+            ("above its untrained self (", "not shown to differ from the best other controller, heuristic ("),
         ),
         (
-            {"policy": 0.6, "none": 0.5, "heuristic": 0.7},
-            "In part",
-            ("above none; below heuristic (difference \u22120.",),
+            {"policy": 0.65, **SELVES, "none": 0.65, "heuristic": 0.7},
+            BETTER,
+            ("below the best other controller, heuristic (difference \u22120.", "not shown to differ from none"),
         ),
-        ({"policy": 0.5, "heuristic": 0.6}, "No", ()),
-        ({"policy": 0.5, "none": 0.5, "heuristic": 0.5}, "Not shown", ()),
+        # The untrained self is as good or better: whatever the policy is above, it does not come from learning.
+        ({"policy": 0.7, **SELVES, "untrained": 0.7, "heuristic": 0.6}, "No", ("not shown to differ from its untr",)),
+        ({"policy": 0.6, **SELVES, "untrained": 0.7, "heuristic": 0.5}, "No", ("below its untrained self (",)),
+        ({"policy": 0.6, **SELVES, "heuristic": 0.6}, "No", ()),
+        # Ways to play the policy itself are not other controllers.
+        ({"policy": 0.7, **SELVES, "shuffled": 0.7, "none": 0.5}, "Yes", ("not shown to differ from shuffled",)),
+        ({"policy": 0.7, **SELVES, "sampled": 0.75, "none": 0.5}, "Yes", ("better by drawing its choices: greedy pl",)),
+        ({"policy": 0.7, **SELVES, "sampled": 0.65, "none": 0.5}, "Yes", ("It plays better greedily: greedy play is",)),
+        ({"policy": 0.7, "none": 0.5}, "Not known, since its untrained self did not play", ("above the best other",)),
     ],
 )
 def test_the_answer_claims_what_is_shown(means: dict[str, float], short: str, words: tuple[str, ...]) -> None:
     found = answered(means)
     assert found.short == short
     assert all(one in found.sentence for one in words), found.sentence
+    assert ("It plays better" in found.sentence) == ("sampled" in means)
 
 
-def test_a_policy_that_never_grows_is_told_and_many_equal_ones_are_only_named():
-    results = planted({"policy": 0.5, "none": 0.5}, noise=0)
+def test_a_policy_that_never_grows_is_told() -> None:
+    results = planted({"policy": 0.5, "untrained": 0.5, "none": 0.5}, noise=0)
     found = assess_learning(compare_controllers([[replace(one, added_parameters=0) for one in results]]))
-    assert found.short == "Not shown"
+    assert found.short == "No"
     assert found.sentence.endswith("It keeps no seed at all.")
-    found = answered({"policy": 0.5, "a": 0.5, "b": 0.5, "c": 0.5})
-    assert "(difference" not in found.sentence
-    assert "not shown to differ from " in found.sentence
 
 
 @pytest.mark.parametrize("width", [80, 120])

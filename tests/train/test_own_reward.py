@@ -1,9 +1,8 @@
-"""Rewards of a run: one that a user's file registers is known to whatever reads the run, and mixes are told apart."""
+"""Rewards of a run: one that a user's file registers is known to whatever reads the run, and mixes are refused."""
 
 import subprocess
 import sys
 from pathlib import Path
-from statistics import fmean
 
 import gymnasium
 import numpy as np
@@ -12,11 +11,12 @@ import pytest
 from esper.errors import ConfigError
 from esper.rl import ENVIRONMENT as GROWTH
 from esper.rl.rewards import MODES, RewardInputs, RewardSettings, register_reward
+from esper.runs.events import EpisodeStarted, StepTaken, decode_event
 from esper.runs.reader import RunReader
 from esper.runs.run_directory import RunDirectory
-from esper.serialization import strip_prefix
 from esper.tasks.registry import get_suite
-from esper.train.iteration import BY_REWARD, Iteration
+from esper.train.trainer import ShardTask, collect_rollout, create_policy
+from esper.train.workers import Shared
 from train.runs import ENVIRONMENT, TINY, short_suite, started, tiny
 
 CODE = """
@@ -91,33 +91,21 @@ def test_two_shards_are_paid_by_it_and_the_run_is_evaluated(tmp_path: Path) -> N
     assert "Traceback" not in broken.stderr
 
 
-MIXES: dict[str, tuple[str, list[str]]] = {
-    "two modes": ("reward=[outcome, sparse]", ["outcome", "sparse"]),
-    "one mode, two weights": (
-        "reward=[{mode: simplified, progress: 0.1}, {mode: simplified, progress: 0.2}]",
-        ["simplified progress=0.1", "simplified progress=0.2"],
-    ),
-    "one mode": ("reward=sparse", ["sparse"]),
-}
+def test_the_reward_of_every_network_is_on_record_and_paid_in_every_shard() -> None:
+    """Those of the second shard too, whose networks are numbered from the first's on."""
+    settings = tiny("reward={mode: shaped, progress: 0.2, shock: 0}", "shards=2")
+    weights = Shared(create_policy(settings).state_dict())
+    for shard in range(2):
+        collected = collect_rollout(ShardTask(settings, 0, shard, weights))
+        events = [decode_event(row.type, row.version, row.payload) for row in collected.events]
+        started = [event for event in events if isinstance(event, EpisodeStarted)]
+        assert [(event.environment, event.reward) for event in started] == [
+            (4 * shard + row, "shaped") for row in range(4)
+        ]
+        paid = [event for event in events if isinstance(event, StepTaken) and "progress" in event.terms]
+        assert {event.environment // 4 for event in paid} == {shard}
 
 
-@pytest.mark.parametrize("mix", MIXES)
-@pytest.mark.few(1)
-def test_the_reward_of_every_network_is_on_record(tmp_path: Path, mix: str) -> None:
-    override, names = MIXES[mix]
-    iterations: list[Iteration] = []
-    with short_suite(), started(tmp_path / "run", tiny(override, "iterations=1")) as trainer:
-        trainer.train(iterations.append)
-    with RunReader.open(RunDirectory.open(tmp_path / "run").store) as reader:
-        # Groups of four environments take turns.
-        rows = reader.rows("SELECT environment, reward, objective FROM episodes ORDER BY environment")
-        expected = [names[environment // 4 % len(names)] for environment in range(8)]
-        assert [name for _, name, _ in rows] == expected
-        # Where they differ, J is told apart.
-        means = {name: fmean(j for _, one, j in rows if one == name) for name in names}
-        series = {name: reader.series(f"objective_by_reward/{name}") for name in names}
-        if len(names) > 1:
-            assert strip_prefix(BY_REWARD, iterations[0].figures) == pytest.approx(means)
-            assert series == {name: [(1, pytest.approx(mean))] for name, mean in means.items()}
-        else:
-            assert not any(series.values())
+def test_a_policy_does_not_learn_from_a_mix_of_rewards() -> None:
+    with pytest.raises(ConfigError, match="a policy does not observe which of several rewards it is paid"):
+        tiny("reward=[outcome, sparse]")

@@ -35,7 +35,7 @@ from esper.train.settings import TrainSettings
 from esper.train.trainer import (
     ShardTask,
     collect_rollout,
-    create_greedy_controller,
+    create_controller,
     create_policy,
     run_policy,
     sample_instances,
@@ -168,7 +168,7 @@ def compute_tasks(settings: TrainSettings) -> Iterator[tuple[torch.Tensor, ...]]
     yield tuple(tensors(result.rollout))
 
     config, instances = make_evaluation_config(settings), sample_instances(settings, 0, 0)[:3]
-    controllers = [*create_baselines(get_suite("short")), create_greedy_controller(create_policy(settings), settings)]
+    controllers = [*create_baselines(get_suite("short")), create_controller(create_policy(settings), settings)]
     for cohort in split_into_cohorts(controllers, config, instances, shapley="pairs"):
         played = evaluate_cohort(cohort)
         records = [(one.score, one.test_accuracy, one.added_parameters) for part in played for one in part.records]

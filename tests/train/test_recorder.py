@@ -43,7 +43,7 @@ from train.test_rollbacks import WildSuite
 EAGER = (
     "policy.advice=null",
     "policy.op_prior={wait: 0.0, germinate: 1.0, fossilize: 2.0, prune: 0.5}",
-    "reward=[outcome, shaped]",
+    "reward=shaped",
 )
 HEADS = [head.name.lower() for head in Head]
 Key = tuple[int, int]
@@ -279,7 +279,7 @@ def test_blends_are_recorded_as_they_are_computed() -> None:
 # Twins wait beside the networks of their groups and disturb nobody.
 
 
-MODES = "reward=[outcome, shaped]"
+SHAPED = "reward=shaped"
 
 
 def collected(settings: TrainSettings, shard: int = 0) -> ShardResult:
@@ -294,7 +294,7 @@ def tensors(rollout: Rollout) -> list[torch.Tensor]:
 
 def alone(settings: TrainSettings, environment: int) -> np.ndarray:
     """What the environment's network earns if it only waits, with nobody beside it."""
-    rewards = [settings.reward[environment // settings.ppo.group % len(settings.reward)].at_progress(0.0)]
+    rewards = [settings.reward[0].at_progress(0.0)]
     shard, row = divmod(environment, settings.environments // settings.shards)
     instance = sample_instances(settings, 0, shard)[row]
     episodes = Episodes(get_suite(settings.suite), [instance], settings.rules, settings.growth, rewards=rewards)
@@ -303,7 +303,7 @@ def alone(settings: TrainSettings, environment: int) -> np.ndarray:
 
 @pytest.mark.landing
 def test_twins_change_nothing_but_what_is_known_of_them() -> None:
-    plain, beside = collected(tiny(MODES)), collected(tiny(MODES, "ppo.no_growth_baseline=true"))
+    plain, beside = collected(tiny(SHAPED)), collected(tiny(SHAPED, "ppo.no_growth_baseline=true"))
     assert all(torch.equal(a, b) for a, b in zip(tensors(plain.rollout), tensors(beside.rollout), strict=True))
     assert np.array_equal(plain.log.objective, beside.log.objective)
     assert np.array_equal(plain.log.actions, beside.log.actions)
@@ -315,7 +315,7 @@ def test_twins_change_nothing_but_what_is_known_of_them() -> None:
 @pytest.mark.landing
 @pytest.mark.parametrize("group", [1, 2])
 def test_a_twin_earns_what_waiting_pays_on_the_groups_instance(group: int) -> None:
-    settings = tiny(MODES, "ppo.no_growth_baseline=true", f"ppo.group={group}", "shards=2")
+    settings = tiny(SHAPED, "ppo.no_growth_baseline=true", f"ppo.group={group}", "shards=2")
     rollout = concatenate_rollouts([collected(settings, shard).rollout for shard in range(2)])
     for environment in (0, 2, 5, 7):
         expected = torch.from_numpy(alone(settings, environment)).float()

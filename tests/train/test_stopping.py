@@ -146,7 +146,7 @@ def test_a_signal_to_a_real_process(tmp_path: Path, whole: Path, fork: Launcher,
 
 
 LARGE = ("suite=tokens", "environments=128", "shards=2")
-SLOW_PLACES = {"baselines": (56, "finding the baselines' level"), "rollout": (2, "baselines: ")}
+SLOW_PLACES = {"baselines": (56, "measuring baselines"), "rollout": (2, "baselines: ")}
 """What takes long: instances for the baselines, and the line before it."""
 
 

@@ -30,10 +30,10 @@ from esper.runs.reader import RunReader
 from esper.runs.run_directory import RunDirectory
 from esper.serialization import Checkpoints
 from esper.tasks.registry import get_suite
-from esper.train.evaluation import evaluate_controllers, make_evaluation_config
+from esper.train.evaluation import compute_mean_score, evaluate_controllers, make_evaluation_config
 from esper.train.iteration import Iteration
 from esper.train.settings import TrainSettings
-from esper.train.trainer import Trainer, create_greedy_controller
+from esper.train.trainer import Trainer, create_controller
 from esper.train.workers import LocalWorkers
 from train.runs import TINY, assert_same_end, at, figures, ignore, resumed, short_suite, started, tiny
 
@@ -124,7 +124,7 @@ def test_probes_record_what_the_modules_that_the_greedy_policy_kept_are_worth(tm
     with started(tmp_path / "run", settings) as trainer:
         trainer.train(ignore)
         trainer.store.flush()
-        policy, probes = create_greedy_controller(copy.deepcopy(trainer.policy), settings), trainer._probes
+        policy, probes = create_controller(copy.deepcopy(trainer.policy), settings), trainer._probes
         config = make_evaluation_config(settings)
         (played,) = evaluate_controllers(LocalWorkers(1), [policy], config, probes, shapley="orders")
         events = trainer.store.events(InteractionsMeasured)
@@ -226,7 +226,13 @@ def test_the_record_of_an_update_says_what_the_learner_did(tmp_path: Path, monke
 def test_baselines_are_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with started(tmp_path / "run", SETTINGS) as trainer:
         levels = trainer.measure_baseline_levels()
-    assert {"none", "random", "all_at_start", "periodic", "heuristic"} <= levels.keys()
+        curve, untrained = trainer.store.series("probe_score"), create_controller(trainer.policy, SETTINGS)
+        (played,) = evaluate_controllers(
+            LocalWorkers(1), [untrained], make_evaluation_config(SETTINGS), trainer._probes
+        )
+    assert {"none", "random", "all_at_start", "periodic", "heuristic", "untrained"} <= levels.keys()
+    assert levels["untrained"] == pytest.approx(compute_mean_score(played)), "the policy that has not learned yet"
+    assert curve == [(0, levels["untrained"])]
 
     def refuse(*arguments: object) -> None:
         raise AssertionError("measured again")
@@ -284,6 +290,8 @@ def test_it_ends_as_the_command_does_also_in_two_calls(tmp_path: Path) -> None:
     assert summary.iterations == 2
     assert summary.probe_score is not None
     assert "look" in summary.baselines
+    assert "untrained" not in summary.baselines
+    assert summary.untrained is not None
     assert_same_end(tmp_path / "mine", tmp_path / "command")
     assert esper.train_controller(tiny("iterations=2"), tmp_path / "mine") == summary, "it is only read"
     with pytest.raises(ConfigError, match="was trained with other settings"):

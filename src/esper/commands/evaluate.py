@@ -2,7 +2,7 @@
 
 import math
 import os
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -16,7 +16,7 @@ from esper.errors import ConfigError, RunError, plural
 from esper.files import lock_folder
 from esper.lab.analysis import compare_splits
 from esper.lab.drawing import export_exhibits
-from esper.lab.evaluate import HELDOUT_INSTANCES, TRANSFER_INSTANCES, evaluate_by_name, evaluate_run
+from esper.lab.evaluate import HELDOUT_INSTANCES, TRANSFER_INSTANCES, PlaySettings, evaluate_by_name, evaluate_run
 from esper.lab.exhibit import Drawing, Exhibit, Table
 from esper.lab.report import report_on, write_report
 from esper.lab.standings import (
@@ -41,6 +41,7 @@ def command(
     seed: Seed | None = None,
     instances: Instances = HELDOUT_INSTANCES,
     transfer: Instances | None = None,
+    run_dir: Path | None = None,
     computing: Computing = LOCAL,
     json: bool = False,
 ) -> None:
@@ -55,17 +56,20 @@ def command(
         seed: With --suite: random seed of the instances (default: 0).
         instances: Number of held-out instances. All controllers play the same ones.
         transfer: With a run: instances of families never trained on (default: 64; 0: none).
+        run_dir: With --suite: new directory for a run that records the controller's episodes, for the dashboard and a
+            report (default: nothing is kept).
         json: Print a final line of JSON to stdout, and progress to stderr.
     """
     console = console_beside(json)
 
     if run is None and transfer is not None:
         raise ConfigError("--transfer needs a run: give a run, or --suite")
-    for name, value in {"--controller": controller, "--suite": suite, "--split": split, "--seed": seed}.items():
+    alone = {"--controller": controller, "--suite": suite, "--split": split, "--seed": seed, "--run-dir": run_dir}
+    for name, value in alone.items():
         if run is not None and value is not None:
             raise ConfigError(f"{name} cannot be combined with a run, whose settings have it: give a run, or --suite")
 
-    # A controller on a suite: nothing is kept.
+    # A controller on a suite: without a directory, nothing is kept.
     if run is None:
         if suite is None:
             raise ConfigError("nothing to evaluate: give the directory of a run, or --suite")
@@ -76,13 +80,19 @@ def command(
         if played.objective == "loss":
             meaning = "the relative reduction of the loss below that of guessing"
             print_line(console, f"this suite is scored by loss: accuracy means {meaning}")
+        play = PlaySettings(controller=controller, suite=suite, split=families, instances=instances, seed=seed or 0)
         pool = computing.open_workers(math.ceil(instances / COHORT))
-        with report_work(console, "playing, in cohorts", pool) as workers:
-            comparison = evaluate_by_name(controller, played, families, instances, seed or 0, workers)
+        recorded = None if run_dir is None else RunDirectory.create(run_dir)
+        locked = nullcontext() if recorded is None else recorded.locked("esper evaluate")
+        with locked, report_work(console, "playing, in cohorts", pool) as workers:
+            comparison = evaluate_by_name(play, workers, recorded)
         named = name_instances(comparison.instances, families)
         console.print(standings_table(comparison, f"{named} of suite {played.name}"))
         print_line(console, assess_learning(comparison, families).sentence)
         print_line(console, describe_basis(comparison))
+        if recorded is not None:
+            print_line(console, f"report: {write_report(recorded)}")
+            print_line(console, f"run: {recorded.path}")
         if json:
             scores = {arm.name: (arm.score, arm.score_interval) for arm in comparison.standings}
             print_json({name: {"score": mean, "score_interval": ends} for name, (mean, ends) in scores.items()})
@@ -109,11 +119,14 @@ def command(
     page = write_report(directory)
     for part, comparison in comparisons.items():
         console.print(standings_table(comparison, name_instances(comparison.instances, part)))
-        verdict = assess_learning(comparison, part)
-        print_line(console, f"Did learning help? {verdict.short}. {verdict.sentence}")
         print_line(console, f"{describe_basis(comparison)}\n")
     for line in (f"records: {directory.evaluation}", f"report: {page}", f"run: {directory.path}"):
         print_line(console, line)
+    # The answer comes last, where it is still seen when the tables have gone by.
+    print_line(console, "\nDid learning help?")
+    for part in reversed(comparisons):
+        verdict = assess_learning(comparisons[part], part)
+        print_line(console, f"{verdict.short}. {verdict.sentence}")
     if json:
         about = {"run": str(directory.path), "iteration": behaviour.iteration}
         print_json(about | record_evaluation(comparisons))

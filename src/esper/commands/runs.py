@@ -28,8 +28,8 @@ _STYLES = {RunState.RUNNING: "green", RunState.FAILED: "red", RunState.DAMAGED: 
 def print_runs(folder: Annotated[Path, tyro.conf.Positional] = RUNS, json: bool = False) -> None:
     """List the runs in a folder, newest first.
 
-    "value" is the latest metric on validation data: J for training runs; accuracy, loss or your own metric for growing
-    models. "probe" is the greedy policy's score on the run's probe instances.
+    "greedy" is the score of a training run's greedy policy on fixed training problems. "value" is the latest metric on
+    validation data: J while the policy explores, or for growing models accuracy, loss or your own metric.
 
     Args:
         folder: Folder with runs.
@@ -49,8 +49,8 @@ def print_runs(folder: Annotated[Path, tyro.conf.Positional] = RUNS, json: bool 
         print_line(console, advice if is_run else f"no runs in {folder}: `esper train` creates one")
         return
 
-    numbers = ("done", "value", "probe", "MB")
-    table = plain_table("run", "command", "state", "done", "value", "probe", "started", "MB", numbers=numbers)
+    numbers = ("done", "greedy", "value", "MB")
+    table = plain_table("run", "command", "state", "done", "greedy", "value", "started", "MB", numbers=numbers)
     for run in runs:
         progress = run.progress
         value, probe, started = progress.value, progress.probe_score, progress.started
@@ -59,8 +59,8 @@ def print_runs(folder: Annotated[Path, tyro.conf.Positional] = RUNS, json: bool 
             Text(escape_unprintable(progress.command)),
             Text(progress.state, _STYLES.get(progress.state, "")),
             f"{progress.done}" if progress.total is None else f"{progress.done}/{progress.total}",
-            "" if value is None else Text(escape_unprintable(f"{progress.metric.metric} {measure(value)}")),
             "" if probe is None else measure(probe),
+            "" if value is None else Text(escape_unprintable(f"{progress.metric.metric} {measure(value)}")),
             "" if started is None else f"{datetime.fromtimestamp(started).astimezone():%Y-%m-%d %H:%M}",
             f"{run.size / MEGABYTE:.1f}",
         )

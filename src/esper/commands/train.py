@@ -15,18 +15,38 @@ from esper.commands.options import RUNS, Overrides, Seed, hint_if_stopped
 from esper.config.loading import compare_settings, load_settings
 from esper.dash.formats import duration, score
 from esper.dash.output import console_beside, print_differences, print_json, print_line
-from esper.dash.progress import TrainingProgress
-from esper.errors import ConfigError, plural
+from esper.dash.progress import TrainingProgress, draw_learning_curve
+from esper.errors import ConfigError, did_you_mean, plural
 from esper.lab.report import write_report
 from esper.runs.loggers import Tool, open_loggers, require_logger
+from esper.runs.reader import RunReader
 from esper.runs.run_directory import RunDirectory
-from esper.train.iteration import Iteration
-from esper.train.settings import TrainSettings
-from esper.train.trainer import Trainer, train_controller
+from esper.train.iteration import LEVELS, Iteration
+from esper.train.settings import PRESETS, TrainSettings
+from esper.train.trainer import Trainer, extend_run, train_controller
 from esper.train.workers import LOCAL, Computing
 
 
+def find_preset(name: str) -> Path:
+    """The file of a preset."""
+    if name not in PRESETS:
+        raise ConfigError(f"no preset {name!r}{did_you_mean(name, PRESETS)}: choose from {', '.join(PRESETS)}")
+    return PRESETS[name]
+
+
+_MEANINGS = "; ".join(
+    f"{name}: {path.read_text().splitlines()[0].removeprefix('# ')}" for name, path in PRESETS.items()
+)
+Preset = Annotated[
+    str | None,
+    tyro.conf.arg(
+        metavar="|".join(PRESETS), help=f"Settings for one purpose, which --set refines. {_MEANINGS}.".replace("`", "")
+    ),
+]
+
+
 def command(
+    preset: Preset = None,
     config: Path | None = None,
     run_dir: Path | None = None,
     seed: Seed | None = None,
@@ -40,11 +60,12 @@ def command(
     """Train a growth controller, or resume a run.
 
     Args:
-        config: YAML file with settings. Settings it omits keep their defaults.
+        config: YAML file with settings, instead of a preset. Settings it omits keep their defaults.
         run_dir: New or empty directory for the run (default: runs/DATE-TIME).
         seed: Short for --set seed=N.
         start: Start from the policy of the run in this directory; short for --set start_from=RUN.
-        resume: Directory of a run to continue from its newest checkpoint, with its own settings.
+        resume: Directory of a run to continue from its newest checkpoint, with its own settings. With --set
+            iterations=N, also a finished run is trained on; schedules then follow the new number.
         logger: Send all metrics live to this tool; repeatable. Configure the tool by its own environment variables.
             TensorBoard files are in RUN/loggers/tensorboard.
         json: Print a final line of JSON to stdout, and progress to stderr.
@@ -52,18 +73,23 @@ def command(
     console = console_beside(json)
     for tool in logger:
         require_logger(tool)
+    if preset is not None and config is not None:
+        raise ConfigError("--preset and --config are both files of settings: give one, and refine it with --set")
     if resume is None:
         shortcuts = {"seed": seed, "start_from": start}
         overrides = (*overrides, *(f"{key}={value}" for key, value in shortcuts.items() if value is not None))
-        settings = load_settings(TrainSettings, config, overrides)
+        file = config if preset is None else find_preset(preset)
+        settings = load_settings(TrainSettings, file, overrides)
         print_differences(console, "settings", compare_settings(settings, TrainSettings()))
         run = RunDirectory(run_dir or RUNS / datetime.now().astimezone().strftime("%Y%m%d-%H%M%S"))
         if os.path.isdir(run.path):
             RunDirectory.create(run.path)  # refuses one that is not empty: `train_controller` would go on with a run
-    elif config or run_dir or seed is not None or start is not None or overrides:
+    elif preset or config or run_dir or seed is not None or start is not None:
         raise ConfigError("--resume uses the run's own settings and directory: remove the other options")
     else:
         run = RunDirectory.open_training_run(resume)
+        if overrides:
+            extend_run(run, overrides)
         settings = load_settings(TrainSettings, run.config)
 
     @contextmanager
@@ -80,7 +106,7 @@ def command(
         with open_loggers(logger, run.loggers, name, values) as log_iteration, progress:
             with workers.report_to(progress.count_baseline_tasks):
                 levels = trainer.measure_baseline_levels()
-            progress.add_levels(levels)
+            progress.add_levels(levels, store.series("probe_score"))
             if settings.environments == settings.ppo.group:
                 print_line(
                     console,
@@ -105,9 +131,13 @@ def command(
     took = f"{plural(summary.iterations, 'iteration')} in {duration(summary.seconds)}"
     print_line(console, f"{took}, {speed:.0f} environment steps per second")
     if summary.probe_score is not None and summary.baselines:
+        with RunReader.open(run.store) as reader:
+            probes, levels = reader.series("probe_score"), reader.metadata()[LEVELS]
+        console.print(draw_learning_curve(probes, levels, settings.probe_instances, console.width))
         best = max(summary.baselines, key=lambda name: summary.baselines[name])
+        untrained = "" if summary.untrained is None else f", untrained {score(summary.untrained)}"
         level = score(summary.baselines[best])
-        print_line(console, f"greedy policy {score(summary.probe_score)}, best baseline ({best}) {level}")
+        print_line(console, f"greedy policy {score(summary.probe_score)}{untrained}, best baseline ({best}) {level}")
     print_line(console, f"report: {report}")
     print_line(console, f"compare it on new instances with: esper evaluate {shlex.quote(str(run.path))}")
     print_line(console, f"run: {run.path}")

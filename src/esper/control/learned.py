@@ -24,6 +24,10 @@ from esper.serialization import Checkpoints, from_plain, require_in_range, strip
 
 POLICY = "policy"
 """The name of a run's policy in results."""
+UNTRAINED = "untrained"
+"""The name of the same policy before training, with its first weights, in results and levels."""
+SAMPLED = "sampled"
+"""The name of the policy that draws its choices instead of taking the likeliest, in results."""
 
 
 class LearnedState(NamedTuple):

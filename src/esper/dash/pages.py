@@ -79,6 +79,7 @@ def describe_run(name: str, store: Path) -> dict[str, Any]:
         "done": progress.done,
         "total": progress.total,
         "started": progress.started,
+        "probe": plain(progress.probe_score),
         "metric": progress.metric.metric,
         "value": plain(progress.value),
         **_pick(metadata, _OF_RUN),

@@ -16,9 +16,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from esper.control.learned import UNTRAINED
 from esper.dash.formats import duration, percent, score
 from esper.dash.output import ProgressReporter, print_line, report_progress
-from esper.errors import escape_unprintable
+from esper.errors import escape_unprintable, plural
 from esper.serialization import strip_prefix
 from esper.train.iteration import BY_FAMILY, KEPT, OPERATIONS, UPDATE, Alarm, Iteration
 
@@ -33,11 +34,13 @@ WIDE = 110
 """Width from which the details are in two columns."""
 RECENT = 10
 """Iterations for which an anomaly is displayed."""
-FINDING_LEVELS = "finding the baselines' level"
+MEASURING_BASELINES = "measuring baselines"
 POLICY = "policy (greedy)"
 POLICY_STYLE, LABEL_STYLE, WARNING_STYLE = "bold cyan", "dim", "bold yellow"
 BLOCKS = "▁▂▃▄▅▆▇█"
 SPARKS = 30
+MOST_POINTS = 16
+"""Largest number of measurements in a printed learning curve."""
 _BESIDE_SCALE = 52
 """Columns of the terminal that names, scores and notes take beside the scale."""
 _SHORTEST_SCALE, _LONGEST_SCALE = 12, 56
@@ -58,10 +61,10 @@ class TrainingProgress:
     objectives: list[float] = field(default_factory=list[float])
     done: int = 0
     """Iterations done, those before a resume included."""
-    probe: tuple[int, float] | None = None
-    """Iteration and score of the greedy policy when it was last measured."""
+    probes: list[tuple[int, float]] = field(default_factory=list[tuple[int, float]])
+    """Iterations and scores of the greedy policy when it was measured, on the same instances each time."""
     levels: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Mean score of each baseline on the same instances."""
+    """Mean score of each baseline and of the untrained policy on the same instances."""
     latest: Iteration | None = None
     last_seen: dict[str, tuple[int, Alarm]] = field(default_factory=dict[str, tuple[int, Alarm]])
     """When each anomaly, of each head, last occurred, and its figures there."""
@@ -71,6 +74,7 @@ class TrainingProgress:
         self._start = self._last_end = self.clock()
         self._paces: deque[tuple[float, float]] = deque(maxlen=PACE_WINDOW)
         self.done = max(self.done, len(self.objectives))
+        self._measured = ""
         self._shown = ExitStack()
         self._reporter: ProgressReporter | None = None
 
@@ -78,19 +82,22 @@ class TrainingProgress:
         if self.console.is_terminal:
             self._shown.enter_context(Live(self, console=self.console, refresh_per_second=REFRESHES_PER_SECOND))
         else:
-            print_line(self.console, FINDING_LEVELS)
-            self._reporter = self._shown.enter_context(report_progress(self.console, FINDING_LEVELS))
+            print_line(self.console, MEASURING_BASELINES)
+            self._reporter = self._shown.enter_context(report_progress(self.console, MEASURING_BASELINES))
         return self
 
     def __exit__(self, *_: object) -> None:
         self._shown.close()
 
     def count_baseline_tasks(self, done: int, total: int) -> None:
+        """Report how many of the measurements of baselines are done."""
+        self._measured = f": {done} of {total}"
         if self._reporter:
             self._reporter.update(done, total)
 
-    def add_levels(self, levels: Mapping[str, float]) -> None:
-        self.levels = levels
+    def add_levels(self, levels: Mapping[str, float], probes: Sequence[tuple[int, float]] = ()) -> None:
+        """The baselines have been measured; ``probes`` are the measurements of the policy so far."""
+        self.levels, self.probes = levels, list(probes)
         if self._reporter:
             self._reporter.update(self.done, self.total, "training, in iterations")
             named = ", ".join(f"{name} {score(level)}" for name, level in levels.items())
@@ -105,7 +112,7 @@ class TrainingProgress:
         self._paces.append((figures["environment_steps"], figures["seconds"]))
         self.objectives.append(figures["objective"])
         if "probe_score" in figures:
-            self.probe = (iteration.number, figures["probe_score"])
+            self.probes.append((iteration.number, figures["probe_score"]))
         for alarm in iteration.anomalies:
             self.last_seen[alarm.label] = iteration.number, alarm
         if self._reporter:
@@ -153,7 +160,7 @@ class TrainingProgress:
 
         # The policy among the baselines.
         if not self.levels:
-            yield Text(f"{FINDING_LEVELS} ...", LABEL_STYLE)
+            yield Text(f"{MEASURING_BASELINES}{self._measured} ...", LABEL_STYLE)
             return
         yield _draw_scores(self, width)
 
@@ -180,17 +187,21 @@ def sparkline(values: Sequence[float], width: int) -> str:
     return "".join(BLOCKS[round((value - low) / span * (len(BLOCKS) - 1))] for value in values)
 
 
-def _rank_scores(baselines: Mapping[str, float], policy: float | None = None) -> list[tuple[str, float]]:
-    """The finite scores of the baselines and the policy, best first."""
-    scores = {**baselines, **({} if policy is None else {POLICY: policy})}
+def _rank_scores(scores: Mapping[str, float]) -> list[tuple[str, float]]:
+    """The finite scores with their names, best first."""
     return sorted(((name, level) for name, level in scores.items() if math.isfinite(level)), key=lambda row: -row[1])
+
+
+def rank_baselines(levels: Mapping[str, float]) -> list[tuple[str, float]]:
+    """The finite levels of the baselines, best first, without that of the untrained policy."""
+    return [row for row in _rank_scores(levels) if row[0] != UNTRAINED]
 
 
 def _describe_iteration(progress: TrainingProgress, iteration: Iteration) -> str:
     figures = iteration.figures
     parts = [
         f"iteration {iteration.number}/{iteration.total}",
-        f"J {score(figures['objective'])}",
+        f"J while exploring {score(figures['objective'])}",
         f"accuracy {score(figures['accuracy'])}",
         f"added {figures['added']:.2f}",
         f"entropy {figures['ppo/entropy']:.2f}",
@@ -201,24 +212,49 @@ def _describe_iteration(progress: TrainingProgress, iteration: Iteration) -> str
     if figures["rollbacks"]:
         parts.append(f"{figures['rollbacks']:.0f} rolled back")
     if "probe_score" in figures:
-        best = _rank_scores(progress.levels)[:1]
-        comparison = "".join(f" (best baseline {name} {score(level)})" for name, level in best)
+        others = [f"best baseline {name} {score(level)}" for name, level in rank_baselines(progress.levels)[:1]]
+        if UNTRAINED in progress.levels:
+            others.append(f"untrained {score(progress.levels[UNTRAINED])}")
+        comparison = f" ({', '.join(others)})" if others else ""
         parts.insert(1, f"greedy policy {score(figures['probe_score'])}{comparison}")
     return ", ".join(parts)
 
 
 def _draw_scores(progress: TrainingProgress, width: int) -> Table:
     """The policy and the baselines with their scores on one scale, best first."""
-    number, probe = progress.probe or (0, None)
-    scores = _rank_scores(progress.levels, probe)
-    # A row with the ends of the scale, then a row per controller with its place on the scale.
-    high, low = scores[0][1], scores[-1][1]
+    number, probe = progress.probes[-1] if progress.probes else (0, None)
+    # Before the first measurement the policy is its untrained self, which is among the levels.
+    policy = {POLICY: probe} if number and probe is not None else {}
+    rows = [
+        (name, level, f"at iteration {number}" if name == POLICY else "")
+        for name, level in _rank_scores({**progress.levels, **policy})
+    ]
+    return _draw_on_scale("score on the same problems", rows, (POLICY,), width)
+
+
+def draw_learning_curve(
+    probes: Sequence[tuple[int, float]], levels: Mapping[str, float], instances: int, width: int
+) -> Table:
+    """The greedy policy by iteration, with the untrained policy and the best baseline, all on the same instances."""
+    measured = [(f"iteration {number}", value, "") for number, value in probes if number and math.isfinite(value)]
+    every = -(-len(measured) // MOST_POINTS) or 1
+    shown = measured[::-1][::every][::-1]  # the last one always
+    untrained = [("untrained", levels[UNTRAINED], "")] if UNTRAINED in levels else []
+    best = [(f"best baseline, {name}", level, "") for name, level in rank_baselines(levels)[:1]]
+    title = f"greedy policy on {plural(instances, 'training problem')}"
+    return _draw_on_scale(title, [*untrained, *shown, *best], [name for name, *_ in shown], width)
+
+
+def _draw_on_scale(title: str, rows: Sequence[tuple[str, float, str]], marked: Sequence[str], width: int) -> Table:
+    """A row with the ends of the scale, then a row per name and score with its place on the scale, and a note."""
+    levels = [level for _, level, _ in rows]
+    high, low = max(levels), min(levels)
     table = Table.grid(padding=(0, 2))
     scale = max(min(width - _BESIDE_SCALE, _LONGEST_SCALE), _SHORTEST_SCALE)
     ends = Text(f"{score(low)} {'·' * (scale - 12)} {score(high)}", LABEL_STYLE, no_wrap=True)
-    table.add_row(Text("score on the same problems", "bold"), "", ends, "")
-    for name, level in scores:
-        style, note = (POLICY_STYLE, f"at iteration {number}") if name == POLICY else ("", "")
+    table.add_row(Text(title, "bold"), "", ends, "")
+    for name, level, note in rows:
+        style = POLICY_STYLE if name in marked else ""
         place = round((level - low) / (high - low) * (scale - 1)) if high > low else 0
         mark = Text("─" * place + "●", style, no_wrap=True)
         label = Text(escape_unprintable(name), style)

@@ -1,8 +1,9 @@
 """Compare a run's policy, or a controller given by name, with the baselines on new instances."""
 
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, ClassVar, NamedTuple
@@ -10,9 +11,10 @@ from typing import Annotated, ClassVar, NamedTuple
 import numpy as np
 from pydantic import AfterValidator, ConfigDict, TypeAdapter
 
-from esper.config.loading import compare_settings, load_settings
+from esper.config.loading import compare_settings, dump_settings, load_settings
+from esper.config.settings import Settings
 from esper.control.controller import Controller, is_in_file, load_controller
-from esper.control.learned import POLICY, LearnedController, open_policy, restore_policy
+from esper.control.learned import POLICY, SAMPLED, UNTRAINED, LearnedController, open_policy, restore_policy
 from esper.control.rules import SHUFFLED, Replay, shuffle_actions
 from esper.errors import ConfigError, RunError, plural
 from esper.files import lock_folder, write_atomically
@@ -21,30 +23,35 @@ from esper.lab.exhibit import Row, read_numbers
 from esper.lifecycle.actions import Head, Op
 from esper.lifecycle.rules import Rules
 from esper.lifecycle.table import Stage
+from esper.numerics.devices import describe_platform
 from esper.numerics.random_streams import Stream, numpy_generator
-from esper.runs.events import LifecycleTransition
-from esper.runs.run_directory import RunDirectory
+from esper.runs.events import LifecycleTransition, RunEnded, RunStarted
+from esper.runs.reader import LOSS_REDUCTION
+from esper.runs.run_directory import PLAYED, RunDirectory
 from esper.serialization import Checkpoints
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import Split, Suite
 from esper.train.evaluation import (
+    COHORT,
     CohortTask,
     EvaluationConfig,
     EvaluationProgress,
     EvaluationResult,
     create_baselines,
     describe_evaluation_inputs,
+    evaluate_cohort,
     evaluate_controllers,
     join_cohorts,
     load_baseline_settings,
     make_evaluation_config,
     split_into_cohorts,
 )
-from esper.train.recorder import EpisodeLog, stack_actions
+from esper.train.iteration import summarise_logs
+from esper.train.recorder import EpisodeLog, describe_suite, stack_actions
 from esper.train.results import SPLITS, Result, SeedShapley, read_evaluation, read_json, select_split, write_results
 from esper.train.settings import TrainSettings
-from esper.train.trainer import create_greedy_controller
+from esper.train.trainer import create_controller, create_policy
 from esper.train.workers import Workers
 
 _STAGES = {stage.name.lower() for stage in Stage}
@@ -275,7 +282,7 @@ def load_policy(run: RunDirectory, settings: TrainSettings) -> LoadedPolicy:
     """The policy of the newest checkpoint."""
     checkpoint = Checkpoints(run.checkpoints).latest()
     policy = restore_policy(checkpoint.tensors, settings.policy, settings.promise, settings.rules)
-    return LoadedPolicy(create_greedy_controller(policy, settings), checkpoint.iteration, checkpoint.sha256)
+    return LoadedPolicy(create_controller(policy, settings), checkpoint.iteration, checkpoint.sha256)
 
 
 def find_controller(name: str, suite: Suite) -> tuple[Controller, EvaluationConfig]:
@@ -334,8 +341,9 @@ def evaluate_run(
 ) -> tuple[list[Result], Behaviour]:
     """Evaluate the policy and all baselines on the same instances, and write the results into the run.
 
-    Another arm is ``shuffled``: the policy's actions, with those of each instance applied to another. If the policy
-    scores higher, the difference is due to its observations.
+    Three more arms are of the policy itself. ``untrained`` is the same policy with its first weights: if the policy
+    scores higher, it has learned. ``sampled`` draws its choices instead of taking the likeliest. ``shuffled`` applies
+    its actions on each instance to another one: if the policy scores higher, the difference is due to its observations.
 
     Args:
         run: A trained run. Results of the same evaluation from before an interruption are reused.
@@ -361,7 +369,12 @@ def evaluate_run(
         for split, count in zip(SPLITS, (heldout, transfer), strict=True)
         if count
     }
-    controllers = (policy.controller, *create_baselines(suite), Replay({}, SHUFFLED))
+    # The statistics of observations are those of the trained policy, so that only what was learned differs.
+    first = create_policy(settings)
+    first.normaliser.load_state_dict(policy.controller.policy.normaliser.state_dict())
+    untrained = create_controller(first, settings, UNTRAINED)
+    sampled = create_controller(policy.controller.policy, settings, SAMPLED, greedy=False)
+    controllers = (policy.controller, untrained, sampled, *create_baselines(suite), Replay({}, SHUFFLED))
     games: dict[tuple[Split, str], list[CohortTask]] = {
         (split, one.name): split_into_cohorts([one], config, chosen, shapley="orders" if one.name == POLICY else None)
         for split, chosen in samples.items()
@@ -405,17 +418,48 @@ def evaluate_run(
     return results, behaviour
 
 
-def evaluate_by_name(name: str, suite: Suite, split: Split, count: int, seed: int, workers: Workers) -> Comparison:
-    """Compare a controller with the suite's baselines on ``count`` instances.
+class PlaySettings(Settings):
+    """Which controller plays which instances, as `esper evaluate --suite` is told."""
 
-    ``name`` is that of a baseline, the directory of a run on this or another suite, or ``FILE.py:NAME``.
-    """
-    _require_interval(count, "instance")
-    controller, config = find_controller(name, suite)
+    controller: str
+    """Name of a baseline, directory of a run on this or another suite, or ``FILE.py:NAME``."""
+    suite: str
+    split: Split
+    instances: int
+    seed: int
+    """Random seed of the instances."""
+
+
+def evaluate_by_name(play: PlaySettings, workers: Workers, run: RunDirectory | None = None) -> Comparison:
+    """Compare a controller with the suite's baselines on the same instances, and record its episodes in a new run."""
+    _require_interval(play.instances, "instance")
+    suite, began = get_suite(play.suite), time.perf_counter()
+    controller, config = find_controller(play.controller, suite)
     others = [rule for rule in create_baselines(suite) if rule.name != controller.name]
-    instances = sample_for_evaluation(suite, split, count, seed)
-    played = evaluate_controllers(workers, [controller, *others], config, instances)
+    instances = sample_for_evaluation(suite, play.split, play.instances, play.seed)
+    if run is None:
+        played = evaluate_controllers(workers, [controller, *others], config, instances)
+    else:
+        cohorts = split_into_cohorts([controller], config, instances, shapley="orders")
+        tasks = [replace(task, first_environment=number * COHORT) for number, task in enumerate(cohorts)]
+        played = join_cohorts(1, workers.map(evaluate_cohort, tasks))
+        played += evaluate_controllers(workers, others, config, instances)
     records = [record for result in played for record in result.records]
+    if run is not None:
+        behaviour = describe_behaviour(suite, 0, {play.split: played[0]})
+        with lock_folder(run.path):
+            dump_settings(play, run.config)
+            write_results(run.evaluation, [replace(record, split=play.split) for record in records])
+            write_behaviour(run.behaviour, behaviour)
+        with run.open_store() as store:
+            about = {"command": PLAYED, "controller": controller.name, "seed": play.seed, "iterations": 1}
+            loss = asdict(LOSS_REDUCTION) if suite.objective == "loss" else {}
+            store.set_metadata({**about, "environments": play.instances, **describe_suite(suite), **loss})
+            store.emit(RunStarted(iteration=0, platform=describe_platform({config.device}), seed=play.seed))
+            store.append(played[0].events)
+            store.record_scalars(1, summarise_logs(suite.name, played[0].logs))
+            store.emit(RunEnded(iteration=1, seconds=time.perf_counter() - began))
+            store.flush()
     return compare_controllers([records], controller.name, Claim.CONTROLLER)
 
 

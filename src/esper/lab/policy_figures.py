@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import cycle
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -43,7 +42,7 @@ from esper.lifecycle.table import Stage
 from esper.rl.ppo import FIGURES, KL_STOP
 from esper.runs.reader import J_MEANING, SCORE_MEANING
 from esper.tasks.suite import Split
-from esper.train.iteration import BY_REWARD, LEVELS
+from esper.train.iteration import LEVELS
 
 _NO_ITERATION = "no iteration is done"
 
@@ -56,12 +55,6 @@ def _draw_learning(canvas: Canvas, rows: Sequence[Row]) -> None:
         "smoothed": {"color": VERMILION},
         "probe": {"color": BLUE, "marker": "o"},
     }
-    if "reward" in kinds:
-        # Where controllers are paid differently, each reward has its own curve, as their mean says little.
-        del styles["J"], styles["smoothed"]
-        colours = cycle(colour for colour in COLOURS if colour != BLUE)  # that of the greedy policy
-        for (name, curve), colour in zip(group_rows(kinds["reward"], "name").items(), colours, strict=False):
-            plot_curve(axes, curve, "iteration", label=name, color=colour)
     for kind, style in styles.items():
         if curve := kinds.get(kind):
             label = str(curve[0]["name"])
@@ -78,19 +71,16 @@ def _draw_learning(canvas: Canvas, rows: Sequence[Row]) -> None:
 
 LEARNING = Drawing(
     "learning",
-    f"Score of the greedy policy and of the baselines (dashed) on the same fixed training problems. {J_MEANING} It is "
+    "Score of the greedy policy by iteration and, dashed, of the policy before training and of the baselines, all on "
+    f"the same fixed training problems. {J_MEANING} It is "
     "measured while the policy explores, on new problems in every iteration: only roughly comparable with the dashed "
-    f"levels. If several rewards are used, J is drawn for each, as the mean of {SMOOTHING} iterations.",
+    "levels.",
     Query(f"""\
-SELECT 'J' AS kind, 'J' AS name, iteration, value FROM scalars WHERE name = 'objective'
+SELECT 'J' AS kind, 'J while exploring' AS name, iteration, value FROM scalars WHERE name = 'objective'
 UNION ALL
-SELECT 'smoothed', 'J, mean of {SMOOTHING}', iteration,
+SELECT 'smoothed', 'J while exploring, mean of {SMOOTHING}', iteration,
     AVG(value) OVER (ORDER BY iteration ROWS {SMOOTHING - 1} PRECEDING)
 FROM scalars WHERE name = 'objective'
-UNION ALL
-SELECT 'reward', 'J, paid by ' || SUBSTR(name, {len(BY_REWARD) + 1}), iteration,
-    AVG(value) OVER (PARTITION BY name ORDER BY iteration ROWS {SMOOTHING - 1} PRECEDING)
-FROM scalars WHERE name LIKE '{BY_REWARD}%'
 UNION ALL
 SELECT 'probe', 'greedy policy', iteration, value FROM scalars WHERE name = 'probe_score'
 UNION ALL
@@ -383,8 +373,8 @@ def _draw_costs(canvas: Canvas, rows: Sequence[Row]) -> None:
 # What the policy did
 
 
-def exhibit_behaviour(behaviour: Behaviour) -> dict[str, Exhibit]:
-    """Figures and tables of what the policy did, by subject."""
+def exhibit_behaviour(behaviour: Behaviour, player: str = "the policy") -> dict[str, Exhibit]:
+    """Figures and tables of what the policy or another player did, by subject."""
     usage, sites, names, episodes = behaviour.usage, behaviour.sites, behaviour.blueprints, behaviour.earnings or ()
     usage_file, earnings_file, episodes_file = (
         Files(f"behaviour.json in the run's directory, the list {key}.\n") for key in ("usage", "earnings", "episodes")
@@ -395,10 +385,10 @@ def exhibit_behaviour(behaviour: Behaviour) -> dict[str, Exhibit]:
     exhibits: dict[str, Exhibit] = {}
     exhibits["operations"] = Table(
         "behaviour_operations",
-        "Share of the policy's decisions per operation, by family.",
+        f"Share of the decisions of {player} per operation, by family.",
         usage_file,
         (family, *(Column(name, percent, name, heated=1.0) for name in used)),
-        "the policy made no decisions",
+        f"{player} made no decisions",
         upright=True,
         rows=[
             {"family": entry.family, "split": entry.split, **{name: entry.operations[name] for name in used}}
@@ -443,7 +433,7 @@ def exhibit_behaviour(behaviour: Behaviour) -> dict[str, Exhibit]:
             _mean_column("earned by a seed"),
             Column("negative", percent, "below 0"),
         ),
-        "the policy kept no seed",
+        f"{player} kept no seed",
         rows=summarise_blueprints(episodes),
     )
     exhibits["interactions"] = Table(
@@ -459,7 +449,7 @@ def exhibit_behaviour(behaviour: Behaviour) -> dict[str, Exhibit]:
     panel = _PANEL_MARGIN + _ACCURACY_HEIGHT + LANE_HEIGHT * len(sites)
     exhibits["episodes"] = Drawing(
         "episodes",
-        "The policy's first held-out episode of each family: validation accuracy, and below it the stages of each slot "
+        f"The first episode of {player} in each family: validation accuracy, and below it the stages of each slot "
         "by decision. Labels name germinated blueprints. Seeds not fossilized by the end are dropped.",
         episodes_file,
         _draw_episodes,

@@ -18,9 +18,9 @@ from esper.config.loading import MOST_BYTES, format_settings, load_settings
 from esper.dash.formats import difference, duration, join_words, measure, percent, score
 from esper.errors import ConfigError, RunError, plural
 from esper.files import lock_folder, read_bounded, write_atomically
-from esper.lab.analysis import Comparison, compare_splits
+from esper.lab.analysis import Claim, Comparison, compare_controllers, compare_splits
 from esper.lab.drawing import draw_svg
-from esper.lab.evaluate import Behaviour, read_behaviour, read_over_seeds
+from esper.lab.evaluate import Behaviour, PlaySettings, read_behaviour, read_over_seeds
 from esper.lab.exhibit import Drawing, Exhibit, Row, Table, group_rows, read_numbers, run_queries
 from esper.lab.experiment import read_experiment
 from esper.lab.grown_figures import ADDED, compare_with_bare, grown_exhibits
@@ -43,7 +43,7 @@ from esper.lab.standings import (
     record_evaluation,
 )
 from esper.lifecycle.table import Stage
-from esper.runs.events import LifecycleTransition, RolledBack, RunResumed, RunStarted
+from esper.runs.events import LifecycleTransition, RolledBack, RunExtended, RunResumed, RunStarted
 from esper.runs.reader import ACCURACY, LOSS, SCORE_MEANING, RunMetric, RunReader
 from esper.runs.run_directory import RUN_ADVICE, STUDY, RunDirectory, RunProgress, is_grower, read_progress
 from esper.tasks.suite import Split
@@ -296,7 +296,7 @@ def report_on(paths: Sequence[Path], bare: Path | None = None) -> Report:
         raise RunError(f"no run at {path}: {_MADE_BY}")
     run = RunDirectory(path)
     if run.store.is_file() and run.config.is_file():
-        return report_grown(run) if run.is_grown() else _report_training(run)
+        return report_grown(run) if run.is_grown() else _report_population(run)
     if path.is_dir() and any(path.glob("*/seed-*/config.yaml")):
         return report_configurations(path, *read_experiment(path))
     if (path / STUDY).is_file():
@@ -305,10 +305,56 @@ def report_on(paths: Sequence[Path], bare: Path | None = None) -> Report:
 
 
 def write_report(run: RunDirectory) -> Path:
-    """Write the report of a training run, with its verdicts if it was evaluated."""
+    """Write the report of a run of `esper train` or `esper evaluate`, with its verdicts if it was evaluated."""
     # No evaluation may end between reading results and writing verdicts.
     with lock_folder(run.path):
-        return _report_training(run).write(run.path)
+        return _report_population(run).write(run.path)
+
+
+def _report_population(run: RunDirectory) -> Report:
+    return _report_played(run) if run.is_played() else _report_training(run)
+
+
+def _report_played(run: RunDirectory) -> Report:
+    """The report of a controller that played a suite beside the baselines, without learning."""
+    play = load_settings(PlaySettings, run.config)
+    name = str(run.read_metadata()["controller"])
+    comparison = compare_controllers([read_evaluation(run.evaluation, name)], name, Claim.CONTROLLER)
+    behaviour = read_behaviour(run.behaviour)
+    with RunReader.open(run.store) as reader:
+        platforms = list_platforms(reader)
+    exhibits = exhibit_evaluation({play.split: comparison})[play.split]
+    acted = exhibit_behaviour(behaviour, name)
+    (blueprints,) = run_queries(run.store, [BLUEPRINTS])
+    kept = [acted["earnings"], acted["interactions"]] if acted["earnings"].rows else []
+    conclusion, title = assess_learning(comparison, play.split), SPLIT_TITLES[play.split]
+    again = f"esper evaluate --controller {shlex.quote(play.controller)} --suite {shlex.quote(play.suite)} "
+    return Report(
+        title=f"Esper: {run.path.name}",
+        heading=f"How {name} plays",
+        facts=f"Run {run.path}: suite {play.suite}, {name_instances(play.instances, play.split)}, seed {play.seed}; "
+        f"{platforms}.",
+        headlines=[
+            Headline(conclusion.short, [conclusion.sentence], notes=[SCORE_MEANING, describe_basis(comparison)])
+        ],
+        sections=[
+            Section(
+                "Is it better than the baselines?",
+                [exhibits[shown] for shown in ("scores", "costs", "standings", "families")],
+            ),
+            Section(f"What {name} uses in each family", [acted["operations"], acted["blueprints"], blueprints]),
+            Section("What kept seeds contributed", kept, "" if kept else f"{name} kept no seeds."),
+            Section("Episodes", [acted["episodes"]]),
+            Section(
+                "How to reproduce this",
+                commands=f"{again}--split {play.split} --instances {play.instances} --seed {play.seed} "
+                "--run-dir runs/again",
+            ),
+        ],
+        exhibits=[blueprints, *exhibits.values(), *acted.values()],
+        comparisons={title: comparison},
+        verdicts=record_evaluation({play.split: comparison}),
+    )
 
 
 def _report_training(run: RunDirectory) -> Report:
@@ -318,6 +364,7 @@ def _report_training(run: RunDirectory) -> Report:
     with RunReader.open(run.store) as reader:
         platforms = list_platforms(reader)
         summary = summarise_run(reader)
+        extensions = [f"{one.before} to {one.after}" for one in reader.events(RunExtended)]
         rollbacks = Counter(event.trouble for event in reader.events(RolledBack))
 
     exhibits = run_queries(run.store, (LEARNING, BLUEPRINTS, PROBE_INTERACTIONS))
@@ -342,10 +389,16 @@ def _report_training(run: RunDirectory) -> Report:
     health = exhibit_health(run.store, settings.ppo.target_kl, rollbacks)
     if health.rows:
         sections.append(Section("Was training healthy?", [health]))
+    note = "The same version of Esper with the same settings reproduces the run on any number of cores."
+    if extensions:
+        note += (
+            f" Its iterations were raised from {join_words(extensions)}: begin with the first, and raise it at the "
+            "same iteration with --resume RUN --set iterations=N."
+        )
     sections.append(
         Section(
             "How to reproduce this",
-            note="The same version of Esper with the same settings reproduces the run on any number of cores.",
+            note=note,
             commands=f"esper train --config {shlex.quote(f'{run.path}/config.yaml')} --run-dir runs/again\n"
             "esper evaluate runs/again",
             settings=format_settings(settings),
@@ -378,7 +431,7 @@ def _describe_verdict(
     sentences, notes = [conclusion.sentence], [SCORE_MEANING, describe_basis(heldout)]
     if transfer is not None:
         new = assess_learning(transfer, "transfer")
-        sentences.append(f"On families it never trained on: {new.short.lower()}. {new.sentence}")
+        sentences.append(f"On families it never trained on: {new.short[:1].lower()}{new.short[1:]}. {new.sentence}")
     if behaviour is not None and behaviour.iteration != summary.iterations:
         notes.append(f"The policy of iteration {behaviour.iteration} was evaluated.")
     return Headline(conclusion.short, sentences, notes=notes)
@@ -388,9 +441,10 @@ def _describe_unmeasured(run: RunDirectory, summary: TrainingSummary) -> Headlin
     sentences = list[str]()
     if summary.probe_score is not None and summary.baselines:
         best = max(summary.baselines, key=lambda name: summary.baselines[name])
+        untrained = "" if summary.untrained is None else f", its untrained self {score(summary.untrained)}"
         sentences.append(
-            f"On a few training problems, the greedy policy scored {score(summary.probe_score)} and the best baseline, "
-            f"{best}, {score(summary.baselines[best])}. This is not yet an answer."
+            f"On a few training problems, the greedy policy scored {score(summary.probe_score)}{untrained} and the "
+            f"best baseline, {best}, {score(summary.baselines[best])}. This is not yet an answer."
         )
     sentences.append("To compare the policy with all baselines on held-out instances, run")
     command = f"esper evaluate {shlex.quote(str(run.path))}"

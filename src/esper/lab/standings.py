@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from esper.control.learned import SAMPLED, UNTRAINED
+from esper.control.rules import SHUFFLED
 from esper.dash.formats import EN_DASH, count, join_words, mega, p_value, percent, score, signed_percent, signed_score
 from esper.dash.output import print_line
 from esper.errors import plural
@@ -27,6 +29,8 @@ SPLIT_TITLES: Mapping[Split, str] = {
 
 ARM_MEANINGS = {
     "policy": "the learned controller",
+    "untrained": "the same policy with its first weights, as before training",
+    "sampled": "the learned controller, drawing its choices instead of taking the likeliest",
     "none": "the host, never grown",
     "random": "random legal actions",
     "all_at_start": "a seed in every slot from the start",
@@ -52,8 +56,9 @@ _NARROW = ("name", "score", "accuracy", "added", "flops", "difference", "probabi
 NO_BREAK_SPACE = "\u00a0"
 HEADING_WIDTH = 13
 """Characters of a heading on the terminal, as of an interval."""
-_FEW = 2
-"""Largest number of controllers that are mentioned with their figures, not only by name."""
+_OF_POLICY = (UNTRAINED, SAMPLED, SHUFFLED)
+"""Arms that are ways to play the policy itself, and not other controllers that one could use instead."""
+_RELATIONS = {Verdict.ABOVE: "above", Verdict.BELOW: "below", Verdict.OPEN: "not shown to differ from"}
 
 
 def format_interval(interval: Bounds, write: Callable[[float], str] = score) -> str:
@@ -107,49 +112,61 @@ def describe_arm(comparison: Comparison, arm: ArmRecord) -> str:
 
 
 class Conclusion(NamedTuple):
-    """Whether learning helped, in a word or two, and a sentence that supports it."""
+    """Whether learning helped, in a few words, and a sentence that supports it."""
 
     short: str
     sentence: str
 
 
 def assess_learning(comparison: Comparison, split: Split = "heldout") -> Conclusion:
-    """Whether learning helped, by the policy compared with all others."""
+    """Whether learning helped, by the policy compared with its untrained self and with the best other controller.
 
-    def quote(arm: ArmRecord) -> str:
-        bounds = arm.difference_interval
-        interval = "" if bounds is None else f", {format_interval(bounds, signed_score)}"
-        return f"{arm.name} (difference {signed_score(arm.difference or 0.0)}{interval})"
+    *Yes* requires that the policy is above both. A policy that is only above its untrained self has learned, but there
+    is a rule that does as well.
+    """
 
-    def name_arms(arms: list[ArmRecord]) -> str:
-        return join_words([quote(arm) if len(arms) <= _FEW else arm.name for arm in arms])
+    def relate(name: str, shown: str) -> str:
+        arm = next(arm for arm in comparison.others if arm.name == name)
+        interval = arm.difference_interval
+        bounds = "" if interval is None else f", {format_interval(interval, signed_score)}"
+        relation = _RELATIONS[comparison.verdicts[name]]
+        return f"{relation} {shown} (difference {signed_score(arm.difference or 0.0)}{bounds})"
 
-    too_few, above, below, open_ = (
-        [arm for arm in comparison.others if comparison.verdicts[arm.name] is verdict]
-        for verdict in (Verdict.TOO_FEW, Verdict.ABOVE, Verdict.BELOW, Verdict.OPEN)
-    )
-    policy = comparison.reference
+    policy, verdicts = comparison.reference, comparison.verdicts
     subject = {
         Claim.POLICY: "this policy scores",
         Claim.CONTROLLER: "this controller scores",
         Claim.TRAINING: "policies trained this way score",
     }[comparison.claim]
     start = f"On {plural(comparison.instances, f'{SPLIT_NAMES[split]} instance')} {subject} {score(policy.score)}"
-    # "Yes" requires a win over every other controller.
-    if too_few:
+    if Verdict.TOO_FEW in verdicts.values():
         return Conclusion("Too few seeds to say", f"{start} with {plural(comparison.seeds, 'training seed')}.")
-    start += f" (95% interval {format_interval(policy.score_interval)})"
-    if not below and not open_:
-        nearest = max(above, key=lambda arm: arm.score)
-        return Conclusion("Yes", f"{start}, above every other controller; the closest is {quote(nearest)}.")
-    parts = [
-        *([f"above {join_words([arm.name for arm in above])}"] if above else []),
-        *([f"not shown to differ from {name_arms(open_)}"] if open_ else []),
-        *([f"below {name_arms(below)}"] if below else []),
-    ]
-    short = "In part" if above else "No" if below else "Not shown"
-    idle = " It keeps no seed at all." if policy.added_interval[1] == 0 else ""
-    return Conclusion(short, f"{start}: {'; '.join(parts)}.{idle}")
+
+    # The sentence: the untrained self and the best other controller with figures, the rest by name.
+    best = max((arm for arm in comparison.others if arm.name not in _OF_POLICY), key=lambda arm: arm.score)
+    parts = [relate(UNTRAINED, "its untrained self")] if UNTRAINED in verdicts else []
+    parts.append(relate(best.name, f"the best other controller, {best.name}"))
+    for verdict in (Verdict.OPEN, Verdict.BELOW):
+        names = [arm.name for arm in comparison.others if verdicts[arm.name] is verdict]
+        if rest := [name for name in names if name not in (UNTRAINED, SAMPLED, best.name)]:
+            parts.append(f"{_RELATIONS[verdict]} {join_words(rest)}")
+    sentence = f"{start} (95% interval {format_interval(policy.score_interval)}): {'; '.join(parts)}."
+    if verdicts.get(SAMPLED) in (Verdict.ABOVE, Verdict.BELOW):
+        better = "greedily" if verdicts[SAMPLED] is Verdict.ABOVE else "by drawing its choices"
+        sentence += f" It plays better {better}: greedy play is {relate(SAMPLED, 'sampled play')}."
+    if policy.added_interval[1] == 0:
+        sentence += " It keeps no seed at all."
+
+    if comparison.claim is Claim.CONTROLLER:
+        return Conclusion(f"{_RELATIONS[verdicts[best.name]].capitalize()} the best other controller", sentence)
+    if UNTRAINED not in verdicts:
+        return Conclusion("Not known, since its untrained self did not play", sentence)
+    if verdicts[UNTRAINED] is not Verdict.ABOVE:
+        return Conclusion("No", sentence)
+    if verdicts[best.name] is Verdict.ABOVE:
+        return Conclusion("Yes", sentence)
+    level = "better" if verdicts[best.name] is Verdict.BELOW else "as good"
+    return Conclusion(f"It learned, but {best.name} is {level}: use that", sentence)
 
 
 # For machines

@@ -131,6 +131,16 @@ class RunResumed(Event):
     platform: dict[str, str]
 
 
+@register_event("run_extended")
+class RunExtended(Event):
+    """The run has been given more iterations, `after` instead of `before`, all other settings being kept."""
+
+    history = True
+
+    before: int
+    after: int
+
+
 @register_event("run_ended")
 class RunEnded(Event):
     """All iterations are done; `seconds` is the time of the last process only."""

@@ -22,6 +22,8 @@ from esper.runs.events import RunEnded, RunFailed, RunInterrupted, RunResumed, R
 from esper.runs.reader import RunMetric, RunReader
 from esper.runs.store import RunStore
 
+PLAYED = "evaluate"
+"""The command in the metadata of runs in which a controller plays and nothing is learned."""
 _LOCK_TRIES = 5
 _RETRY_SECONDS = 0.02
 """Longer than `is_locked` holds the lock that it tests with."""
@@ -157,6 +159,8 @@ class RunDirectory:
         if run.is_grown():
             use = _USE.format(run=shlex.quote(str(path)))
             raise RunError(f"{path} is a run of `{GROWER}`, and not of `{cls.command}`: {use}")
+        if run.is_played():
+            raise RunError(f"{path} is a run of `esper evaluate`, which has no policy: give one of `{cls.command}`")
         return run
 
     def require_empty(self) -> None:
@@ -176,10 +180,18 @@ class RunDirectory:
 
     def is_grown(self) -> bool:
         """Whether the run is of a `Grower`; not if it was killed at its start."""
+        return is_grower(self.read_metadata())
+
+    def is_played(self) -> bool:
+        """Whether the run is of `esper evaluate`, whose controller only plays and has no policy to go on with."""
+        return self.read_metadata().get("command") == PLAYED
+
+    def read_metadata(self) -> dict[str, Any]:
+        """The metadata of the run's store; empty if the run was killed before it had one."""
         if not self.has_store:
-            return False
+            return {}
         with RunReader.open(self.store) as reader:
-            return is_grower(reader.metadata())
+            return reader.metadata()
 
     def locked(self, what: str) -> AbstractContextManager[None]:
         """Lock the run for writing; `what` is the running command, for others' messages."""

@@ -42,6 +42,7 @@ from esper.population.population import Fossils, Strategy
 from esper.population.shapley import ACCURACY, LOSS, attribute_networks
 from esper.rl.episodes import Episodes, FinalScore
 from esper.rl.rewards import RewardSettings
+from esper.runs.store import EventRow, encode_events
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import Suite
@@ -124,6 +125,8 @@ class EvaluationResult:
     logs: list[EpisodeLog]
     earnings: list[SeedShapley] = field(default_factory=list[SeedShapley])
     """Shapley values of the kept seeds, one entry per result; empty if they were not computed."""
+    events: list[EventRow] = field(default_factory=list[EventRow])
+    """The events of the episodes; empty if only logs were kept."""
 
     def to_json(self) -> dict[str, Any]:
         """JSON values, which `from_json` reads."""
@@ -215,6 +218,8 @@ class CohortTask(DeviceTask):
     parts: Sequence[CohortPart]
     shapley: ShapleyMethod | None = None
     """How to compute the Shapley values of the kept seeds; None: not at all."""
+    first_environment: int | None = None
+    """Number of the first network in the run that records the episodes of the only part; None: only logs are kept."""
 
     @property
     def device(self) -> str:
@@ -231,6 +236,9 @@ def evaluate_cohort(task: CohortTask) -> list[EvaluationResult]:
 
     # All networks take their steps together; each controller decides for the rows of its part.
     recorder = EpisodeRecorder(episodes)
+    if task.first_environment is not None:
+        recorder = EpisodeRecorder(episodes, 1, events="steps", first_environment=task.first_environment)
+    events = encode_events(recorder.record_start())
     states = [part.controller.start([instance.seed for instance in part.instances]) for part in parts]
     while not episodes.finished.all():
         observation, masks = episodes.observe(), episodes.legal_actions()
@@ -240,7 +248,7 @@ def evaluate_cohort(task: CohortTask) -> list[EvaluationResult]:
             action, states[index] = part.controller.act(part_observation, masks.rows(rows), states[index])
             actions.append(action)
         joint = np.concatenate(actions)
-        recorder.record_step(joint, episodes.step(joint))
+        events += encode_events(recorder.record_step(joint, episodes.step(joint)))
     log = recorder.finish()
 
     # Score the committed networks on test data, which is used nowhere above.
@@ -252,7 +260,7 @@ def evaluate_cohort(task: CohortTask) -> list[EvaluationResult]:
         for part, rows in zip(parts, part_rows, strict=True)
         for row, instance in enumerate(part.instances, start=rows.start)
     ]
-    return [EvaluationResult(records[rows], [log.select_rows(rows)], shapley[rows]) for rows in part_rows]
+    return [EvaluationResult(records[rows], [log.select_rows(rows)], shapley[rows], events) for rows in part_rows]
 
 
 def attribute_kept_seeds(episodes: Episodes, method: ShapleyMethod) -> list[SeedShapley]:
@@ -338,6 +346,7 @@ def join_cohorts(controllers: int, cohorts: Sequence[Sequence[EvaluationResult]]
             [record for result in part for record in result.records],
             [log for result in part for log in result.logs],
             [shapley for result in part for shapley in result.earnings],
+            [event for result in part for event in result.events],
         )
         for part in (results[start : start + count] for start in range(0, len(results), count))
     ]

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
+from esper.control.learned import UNTRAINED
 from esper.errors import CheckpointError
 from esper.rl.ppo import FIGURES, Figures
-from esper.rl.rewards import assign_rewards, name_rewards
 from esper.runs.events import AnomalyRaised, InteractionsMeasured, MinibatchRecorded, PolicyProbed, PPOUpdated
 from esper.runs.reader import RunReader
 from esper.runs.store import RunStore
@@ -21,9 +21,9 @@ from esper.train.recorder import EpisodeLog
 from esper.train.settings import HISTORY, TrainSettings
 
 LEVELS = "baseline_levels"
-"""Key of the run metadata with the mean score of each baseline on the probe instances."""
-BY_FAMILY, BY_REWARD, KEPT, OPERATIONS, UPDATE = "objective/", "objective_by_reward/", "kept/", "operations/", "ppo/"
-"""Prefixes of the names of figures: J by family and by reward, shares by slot and operation, figures of the update."""
+"""Key of the run metadata with the mean score of each baseline, and of the untrained policy, on the probe instances."""
+BY_FAMILY, KEPT, OPERATIONS, UPDATE = "objective/", "kept/", "operations/", "ppo/"
+"""Prefixes of the names of figures: J by family, shares by slot and operation, figures of the update."""
 RECENT = 10
 """Number of last iterations over which the final objective is averaged."""
 
@@ -226,28 +226,32 @@ def compute_figures(
     data; ``kept/SITE`` is the fraction of episodes that ended with a committed seed there. ``probe_score``, the mean
     test score of the greedy policy on the probe instances, is present where it was measured.
     """
+    return {
+        **summarise_logs(settings.suite, logs),
+        "environment_steps": environment_steps,
+        "seconds": seconds,
+        **{f"{UPDATE}{name}": value for name, value in update.items()},
+        **({} if probe_score is None else {"probe_score": probe_score}),
+    }
+
+
+def summarise_logs(suite: str, logs: Sequence[EpisodeLog]) -> dict[str, float]:
+    """The part of an iteration's figures that is about its episodes, of a run on ``suite``."""
     objective = np.concatenate([log.objective for log in logs])
     families = np.array([instance.family for log in logs for instance in log.instances])
     shares = [log.compute_operation_shares() for log in logs]
-    names = name_rewards(settings.reward)
-    rewards = np.array(assign_rewards(names, settings.environments, settings.ppo.group))
     # Only the run's own suite, because other suites of a mix have other slots.
-    kept = [log.kept for log in logs if log.suite == settings.suite]
+    kept = [log.kept for log in logs if log.suite == suite]
     kept_by_slot: list[float] = np.concatenate(kept).mean(0).tolist() if kept else []
-    slots = get_suite(settings.suite).slot_names
+    slots = get_suite(suite).slot_names
     return {
         "objective": float(objective.mean()),
         "accuracy": float(np.mean([log.accuracies[-1].mean() for log in logs])),
         "added": float(np.concatenate([log.added for log in logs]).mean()),
         **{f"{KEPT}{slot}": share for slot, share in zip(slots, kept_by_slot, strict=bool(kept))},
-        "environment_steps": environment_steps,
         "rollbacks": sum(len(log.rollbacks) for log in logs),
-        "seconds": seconds,
         **{f"{BY_FAMILY}{name}": float(objective[families == name].mean()) for name in sorted(set(families.tolist()))},
-        **{f"{BY_REWARD}{name}": float(objective[rewards == name].mean()) for name in names if len(names) > 1},
         **{f"{OPERATIONS}{name}": float(np.mean([share[name] for share in shares])) for name in shares[0]},
-        **{f"{UPDATE}{name}": value for name, value in update.items()},
-        **({} if probe_score is None else {"probe_score": probe_score}),
     }
 
 
@@ -323,6 +327,8 @@ class TrainingSummary:
     """Mean J of the last rollouts, in which the policy explores; None before the first iteration."""
     probe_score: float | None
     """Mean test score of the greedy policy on the probe instances at its last measurement."""
+    untrained: float | None
+    """Mean score of the same policy before training; None if it was not measured."""
     baselines: dict[str, float]
     """Mean score of each baseline on the same instances."""
     seconds: float
@@ -339,11 +345,13 @@ def summarise_run(reader: RunReader) -> TrainingSummary:
     """The run's figures so far; records that are not committed yet are missing."""
     objective = [value for _, value in reader.series("objective")]
     probe = [value for _, value in reader.series("probe_score")]
+    levels: dict[str, float] = reader.metadata().get(LEVELS, {})
     return TrainingSummary(
         iterations=reader.last_iteration(),
         objective=float(np.mean(objective[-RECENT:])) if objective else None,
         probe_score=probe[-1] if probe else None,
-        baselines=reader.metadata().get(LEVELS, {}),
+        untrained=levels.get(UNTRAINED),
+        baselines={name: level for name, level in levels.items() if name != UNTRAINED},
         seconds=sum(value for _, value in reader.series("seconds")),
         environment_steps=int(sum(value for _, value in reader.series("environment_steps"))),
     )

@@ -339,19 +339,26 @@ def record_interactions(iteration: int, suite: Suite, networks: Sequence[SeedSha
 
 
 def describe_run(settings: TrainSettings) -> dict[str, Any]:
-    """The metadata of a training run, by key; numbers in events are indices into its lists."""
+    """The metadata of a training run, by key."""
     suite = get_suite(settings.suite)
     return {
         "command": "train",
         "seed": settings.seed,
-        "suite": suite.name,
         "environments": settings.environments,
         "iterations": settings.iterations,
+        "features": name_features(settings.policy, settings.promise),
+        **describe_suite(suite),
+        **(asdict(LOSS_REDUCTION) if suite.objective == "loss" and not settings.mix else {}),
+    }
+
+
+def describe_suite(suite: Suite) -> dict[str, Any]:
+    """The metadata of a run on a suite that readers need; numbers in events are indices into its lists."""
+    return {
+        "suite": suite.name,
         "steps": suite.steps,
         "slots": list(suite.slot_names),
         "blueprints": list(suite.blueprints),
         "operations": [op.name.lower() for op in Op],
         "heads": [head.name.lower() for head in Head],
-        "features": name_features(settings.policy, settings.promise),
-        **(asdict(LOSS_REDUCTION) if suite.objective == "loss" and not settings.mix else {}),
     }

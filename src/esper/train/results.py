@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
 
@@ -187,9 +188,13 @@ def write_results(path: Path, results: Sequence[Result]) -> None:
     write_atomically(path, json.dumps([result.to_json() for result in results], indent=1))
 
 
-def read_evaluation(path: Path) -> list[Result]:
-    """Read the results of an evaluation, in which all controllers ran on the same instances of each split."""
-    return read_json(path, _EVALUATION)
+def read_evaluation(path: Path, reference: str = POLICY) -> list[Result]:
+    """Read the results of an evaluation, in which all controllers ran on the same instances of each split.
+
+    ``reference`` is the controller that is compared with the others.
+    """
+    check = AfterValidator(partial(_require_comparable, reference))
+    return read_json(path, TypeAdapter(Annotated[list[Result], check]))
 
 
 def read_verdicts(path: Path) -> dict[Split, EvaluationRecord]:
@@ -253,20 +258,19 @@ def _compute_digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-def _require_comparable(results: list[Result]) -> list[Result]:
+def _require_comparable(reference: str, results: list[Result]) -> list[Result]:
     if any(result.split is None for result in results):
         raise ValueError("the split of an instance is missing")
-    # Comparisons are paired, so every controller must have the same instances as the policy.
+    # Comparisons are paired, so every controller must have the same instances as the reference.
     for split in SPLITS:
         instances: dict[str, list[str]] = {}
         for result in select_split(results, split):
             instances.setdefault(result.controller, []).append(result.instance)
-        expected = instances.get(POLICY)
+        expected = instances.get(reference)
         if instances and (expected is None or any(names != expected for names in instances.values())):
-            raise ValueError(f"the controllers did not all play the same {split} instances as {POLICY}")
+            raise ValueError(f"the controllers did not all play the same {split} instances as {reference}")
     return results
 
 
-_EVALUATION = TypeAdapter(Annotated[list[Result], AfterValidator(_require_comparable)])
 _ARM = TypeAdapter(ArmResults)
 _VERDICTS = TypeAdapter(dict[Split, EvaluationRecord])

@@ -1,6 +1,7 @@
 """The configuration of a training run: one tree of the settings of all parts."""
 
 import math
+from pathlib import Path
 from typing import Any, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -16,6 +17,9 @@ from esper.population.population import Strategy
 from esper.rl.ppo import PPOSettings
 from esper.rl.rewards import OUTCOME, RewardSpec
 from esper.tasks.registry import FIRST_UNSEEN, GENERATED, SHORTEST, get_suite
+
+PRESETS = {path.stem: path for path in sorted((Path(__file__).parent / "presets").glob("*.yaml"))}
+"""Files with settings for one purpose, by name; the first line of each says what it is for."""
 
 HISTORY = 10
 """Number of updates that are remembered for trends, including the newest."""
@@ -91,7 +95,7 @@ class TrainSettings(Settings):
     tests. Parameters, optimizers, losses and promises stay in float32."""
     # Rewards, episodes, policy and learning
     reward: RewardSpec = (OUTCOME,)
-    """Reward: name of a mode, its settings, or a list of these that groups of environments use in turn."""
+    """Reward: name of a mode, or its settings."""
     rules: Rules = Rules()
     """Lifecycle rules: which operations on seeds are allowed, and when."""
     growth: GrowthConfig = GrowthConfig()
@@ -121,6 +125,16 @@ class TrainSettings(Settings):
     @classmethod
     def _require_mixed_suites(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(name if name == GENERATED else get_suite(name).name for name in names)
+
+    @field_validator("reward")
+    @classmethod
+    def _require_one_reward(cls, reward: RewardSpec) -> RewardSpec:
+        if len(reward) > 1:
+            raise ValueError(
+                "a policy does not observe which of several rewards it is paid: give one, and compare rewards with "
+                "`esper compare`"
+            )
+        return reward
 
     def draw_suite(self, iteration: int, shard: int) -> str:
         """Name of the suite that a shard uses in an iteration; iterations count from 0."""

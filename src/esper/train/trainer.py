@@ -15,7 +15,15 @@ from torch import Tensor
 
 from esper.config.loading import compare_settings, dump_settings, load_settings, put_value, validate_settings
 from esper.control.advice import append_advice
-from esper.control.learned import LearnedController, PolicyOrigin, count_policy_features, open_policy, restore_policy
+from esper.control.learned import (
+    POLICY,
+    UNTRAINED,
+    LearnedController,
+    PolicyOrigin,
+    count_policy_features,
+    open_policy,
+    restore_policy,
+)
 from esper.control.policy import Policy
 from esper.control.rules import LookRule
 from esper.engine.observation import make_mask_tensors
@@ -25,12 +33,13 @@ from esper.numerics.devices import describe_platform, prepare_device, require_de
 from esper.numerics.random_streams import Stream, numpy_generator
 from esper.rl.episodes import CPU, Episodes
 from esper.rl.ppo import PPO, require_bf16
-from esper.rl.rewards import assign_rewards, name_rewards
+from esper.rl.rewards import name_rewards
 from esper.rl.rollout import Rollout, RolloutBuffer, concatenate_by_shape
 from esper.runs.events import (
     CheckpointWritten,
     InteractionsMeasured,
     RunEnded,
+    RunExtended,
     RunFailed,
     RunInterrupted,
     RunResumed,
@@ -107,10 +116,12 @@ def create_advisor(settings: TrainSettings, suite: Suite) -> LookRule | None:
     return None if advice is None else LookRule(advice.rule, suite.steps)
 
 
-def create_greedy_controller(policy: Policy, settings: TrainSettings) -> LearnedController:
-    """A controller that takes the most probable actions of a run's policy, which must be on the CPU."""
+def create_controller(
+    policy: Policy, settings: TrainSettings, name: str = POLICY, *, greedy: bool = True
+) -> LearnedController:
+    """A controller that takes the most probable actions of a run's policy, or draws them; the policy is on the CPU."""
     advisor = create_advisor(settings, get_suite(settings.suite))
-    return LearnedController(policy, greedy=True, promise=settings.promise, advisor=advisor)
+    return LearnedController(policy, greedy=greedy, promise=settings.promise, advisor=advisor, name=name)
 
 
 def load_start_policy(settings: TrainSettings, name: str) -> dict[str, Tensor]:
@@ -165,10 +176,9 @@ def collect_rollout(task: ShardTask) -> ShardResult:
     policy.load_state_dict(dict(task.weights.get()))
     policy.to(prepare_device(task.device, deterministic=settings.deterministic))
 
-    # The episodes, each with the reward settings of its environment.
+    # The episodes.
     instances = sample_instances(settings, iteration, task.shard)
-    modes = [reward.at_progress(iteration / settings.iterations) for reward in settings.reward]
-    rewards = assign_rewards(modes, settings.environments, group)[first : first + size]
+    rewards = [settings.reward[0].at_progress(iteration / settings.iterations)] * size
     config = replace(make_evaluation_config(settings, task.device), suite=suite_name)
     episodes = config.with_promise(settings.promise).create_episodes(instances, rewards=rewards)
 
@@ -181,7 +191,7 @@ def collect_rollout(task: ShardTask) -> ShardResult:
             episodes,
             number,
             events="steps" if records_steps else "changes",
-            rewards=assign_rewards(name_rewards(settings.reward), settings.environments, group)[first : first + size],
+            rewards=name_rewards(settings.reward) * size,
             first_environment=first,
             watched=telemetry.select_watched(settings.environments) if records_steps else (),
         )
@@ -280,15 +290,22 @@ class Trainer:
         return trainer
 
     def measure_baseline_levels(self) -> dict[str, float]:
-        """The mean test score of each baseline on the probe instances; measured once per run."""
+        """The mean test score of each baseline and of the untrained policy on the probe instances; once per run.
+
+        The untrained policy's score is also the first point of the learning curve, unless the run starts from a policy.
+        """
         levels = self.store.metadata().get(LEVELS)
         if levels is None:
-            controllers = create_baselines(get_suite(self.settings.suite))
-            config = make_evaluation_config(self.settings)
-            results = evaluate_controllers(self._workers, controllers, config, self._probes)
+            settings = self.settings
+            untrained = create_controller(create_policy(settings), settings, UNTRAINED)
+            controllers = [*create_baselines(get_suite(settings.suite)), untrained]
+            results = evaluate_controllers(self._workers, controllers, make_evaluation_config(settings), self._probes)
             scores = map(compute_mean_score, results)
             levels = {controller.name: score for controller, score in zip(controllers, scores, strict=True)}
             self.store.set_metadata({LEVELS: levels})
+            if settings.start_from is None:
+                self.store.record_scalars(0, {"probe_score": levels[UNTRAINED]})
+                self.store.flush()
         return levels
 
     def train(self, report: Callable[[Iteration], None]) -> None:
@@ -341,7 +358,7 @@ class Trainer:
                         probe_score: float | None = None
                         interactions: list[InteractionsMeasured] = []
                         if self.done % settings.probe_every == 0 or self.done == settings.iterations:
-                            controller = create_greedy_controller(copy.deepcopy(self.policy).cpu(), settings)
+                            controller = create_controller(copy.deepcopy(self.policy).cpu(), settings)
                             config = make_evaluation_config(settings)
                             with interrupts.interruptible():
                                 (probed,) = evaluate_controllers(
@@ -419,6 +436,29 @@ def build_settings(settings: TrainSettings | Mapping[str, Any]) -> TrainSettings
     for key, value in settings.items():
         put_value(TrainSettings, values, key, value, f"setting {key}")
     return validate_settings(TrainSettings, values, lambda _: "")
+
+
+def extend_run(run: RunDirectory, overrides: Sequence[str]) -> None:
+    """Give a run, also a finished one, the number of iterations in ``overrides``; `train_controller` then goes on.
+
+    No other setting may change. Rates and rewards that follow a schedule are those of a run of the new length.
+    """
+    with run.locked(run.command):
+        before = load_settings(TrainSettings, run.config)
+        after = load_settings(TrainSettings, run.config, overrides)
+        changed = {difference.key for difference in compare_settings(after, before)}
+        if changed - {"iterations"} or after.iterations < before.iterations:
+            raise ConfigError(
+                f"--resume uses the run's own settings, of which only iterations may become more ({before.iterations} "
+                "so far): remove the other changes"
+            )
+        if changed:
+            with run.open_store() as store:
+                record = RunExtended(iteration=store.last_iteration(), before=before.iterations, after=after.iterations)
+                store.emit(record)
+                store.set_metadata({"iterations": after.iterations})
+                store.flush()
+            dump_settings(after, run.config)
 
 
 def train_controller(

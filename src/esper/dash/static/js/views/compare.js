@@ -120,28 +120,30 @@ class CompareView {
     const [low, high] = [Math.min(...bounds), Math.max(...bounds)];
     const rows = runs.map((run) => {
       const { late, probe } = run;
-      const best = Object.entries(run.baselines ?? {}).filter(([, level]) => typeof level === "number");
+      const best = Object.entries(run.baselines ?? {}).filter(([other, level]) => other !== "untrained" && typeof level === "number");
       const [name, level] = best.sort((one, other) => other[1] - one[1])[0] ?? [null, null];
       return [
         run.name,
+        ...(alone ? [] : this.probed(run, probe, name, level)),
         figure(measure(late.mean)),
         `${measure(late.low)} to ${measure(late.high)}`,
         this.bar(run, low, high),
         figure(whole(late.count)),
-        ...(alone ? [] : this.probed(probe, name, level)),
       ];
     });
     const counted = alone ? "Decisions" : "Iterations";
-    const heads = ["Run", "Mean", "Lowest to highest", "", counted, ...(alone ? [] : ["Last probe score", "Best baseline on probes"])];
+    const probed = alone ? [] : ["Greedy policy", "Untrained", "Best baseline"];
+    const heads = ["Run", ...probed, alone ? "Mean" : `${metric}, exploring`, "Lowest to highest", "", counted];
     const note =
-      `Mean and range over the last third of each run's ${counted.toLowerCase()}. This does not show which run is better: ` +
+      `${alone ? "" : "Greedy policy: at its last measurement, on fixed training problems that baselines played too. "}Mean and range over the last third of each run's ${counted.toLowerCase()}. This does not show which run is better: ` +
       (alone ? "another random seed may reverse the order." : "another random seed may reverse the order, and probe instances differ between seeds. Use `esper compare` for that.");
     return card(`Final level of ${metric}`, note, table(heads, rows, `Final level of ${metric} in each run`));
   }
 
-  probed(probe, name, level) {
+  probed(run, probe, name, level) {
     return [
       probe ? `${score(probe.score)} at iteration ${probe.iteration}` : "none",
+      score(run.baselines?.untrained),
       name === null ? "none" : `${words(name)} ${score(level)}`,
     ];
   }

@@ -10,7 +10,6 @@ const RELOAD_MS = 2000;
 const GRADIENTS = "ppo/module_gradient_norm/";
 const ENTROPIES = "ppo/head_entropy/";
 const FAMILIES = "objective/";
-const REWARDS = "objective_by_reward/";
 const ANOMALY_COLUMNS = ["Iteration", "Anomaly", "Head", "Quantity", "Value", "Bound", "Meaning", "Response"];
 const FOLLOWED = { record: "recorded", skip: "update undone, learning rate halved", stop: "training stopped" };
 
@@ -18,8 +17,8 @@ const named = (...pairs) => pairs.map(([name, label]) => ({ name, label }));
 
 /** Charts of fixed figures; those of an update without a note have the meaning of their figure. */
 const CHARTS = [
-  ["Score", `${J_MEANING} Exploring: the mean over an iteration's networks. On probes: the greedy policy on fixed training problems, where the dashed lines are the baselines.`,
-    named(["objective", "J, exploring"], ["probe_score", "policy on probes"]), { levels: true, height: 290 }],
+  ["Score", `${J_MEANING} Greedy policy: on fixed training problems, where the dashed lines are the baselines and the policy before training. Exploring: the mean over an iteration's networks, on other problems.`,
+    named(["probe_score", "greedy policy"], ["objective", "J, exploring"]), { levels: true, height: 290 }],
   ["Approximate KL divergence", null, named(["ppo/kl", "KL"])],
   ["Clip fraction", null, named(["ppo/clip_fraction", "clipped"])],
   ["Explained variance", null, named(["ppo/explained_variance", "explained variance"])],
@@ -32,7 +31,6 @@ const CHARTS = [
 const GROUPS = [
   ["Entropy per head", null, ENTROPIES],
   ["Gradient norm per part of the policy", null, GRADIENTS],
-  ["J by reward", "Mean over the networks with this reward.", REWARDS],
   ["J by family of problems", "Mean over an iteration's networks.", FAMILIES],
   ["Operations", "Share of all decisions.", "operations/"],
 ];

@@ -16,6 +16,7 @@ const COLUMNS = [
   { name: "state", title: "State", value: (run) => run.error ?? words(run.state) },
   { name: "done", title: "Progress", number: true, value: (run) => run.done,
     text: (run) => (run.error ? "" : `${run.done}${run.total ? ` of ${run.total}` : ""}`) },
+  { name: "probe", title: "Greedy policy", number: true, value: (run) => run.probe, text: (run) => measure(run.probe) },
   { name: "metric", title: "Metric", value: (run) => run.metric },
   { name: "value", title: "Newest", number: true, value: (run) => run.value, text: (run) => measure(run.value) },
   { name: "trained", title: "Suite or model", value: (run) => run.suite ?? run.host },
@@ -56,7 +57,7 @@ class RunsView {
       element("h1", {}, "Runs"),
       element("div", { className: "bar" }, element("label", {}, "Filter", this.filter), this.count),
       element("section", { className: "card" }, this.table, this.none),
-      element("p", { className: "note" }, `Newest: the latest value on validation data. ${J_MEANING}`),
+      element("p", { className: "note" }, `Greedy policy: its latest score on fixed training problems. Newest: the latest value on validation data. ${J_MEANING} In a training it is measured while the policy explores.`),
     );
     this.show();
   }
