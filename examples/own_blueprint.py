@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import esper
-from esper.growth.blueprints import Blueprint, Family, register
+from esper.growth.blueprints import Blueprint, BlueprintCost, Family, register
 from esper.growth.site import Layout, Site
 
 RANK = 16
@@ -32,12 +32,8 @@ class Sine(Blueprint):
         return F.linear(torch.sin(F.linear(features, self.inner)), self.outer)
 
     @classmethod
-    def parameters_at(cls, site: Site) -> int:
-        return 2 * RANK * site.width
-
-    @classmethod
-    def flops_at(cls, site: Site) -> int:
-        return 4 * RANK * site.width * site.positions
+    def cost_at(cls, site: Site) -> BlueprintCost:
+        return BlueprintCost(parameters=2 * RANK * site.width, flops=4 * RANK * site.width * site.positions)
 
 
 def trained(grow: bool) -> nn.Module:

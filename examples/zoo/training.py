@@ -60,7 +60,7 @@ def build_model(host: str, splits: Splits, seed: int) -> esper.GrowingModel:
 def plant_largest(model: esper.GrowingModel, seed: int) -> None:
     """Fill every slot for good, before the first step, with the largest blueprint that it offers."""
     for place, slot in enumerate(model.slots.values()):
-        largest = max(slot.blueprints, key=lambda name, site=slot.site: get(name).parameters_at(site))
+        largest = max(slot.blueprints, key=lambda name, site=slot.site: get(name).cost_at(site).parameters)
         slot.germinate(largest, torch_generator(seed, SEEDS, place), alpha=1.0)
         slot.fossilize()
 

@@ -101,7 +101,7 @@ def cost(blueprint: str, slot: int) -> float:
     """Parameters over the host's."""
     held = Situation().view().networks
     site = replace(held.execution.sites[slot], width=WIDTHS[slot])
-    return get(blueprint).parameters_at(site) / held.host_parameters[0]
+    return get(blueprint).cost_at(site).parameters / held.host_parameters[0]
 
 
 MLP_0, NORM_1 = cost("mlp", 0), cost("norm", 1)

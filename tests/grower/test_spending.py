@@ -186,7 +186,8 @@ def test_training_validation_and_looking_are_counted() -> None:
         looking.step(train_loss=train(model, optimizer))
     site = model.slots["1"].site
     kinds = [esper.growth.blueprints.get(name) for name in model.slots["1"].blueprints]
-    measured = sum(3 * EXAMPLES * kind.flops_at(site) + 2 * EXAMPLES**2 * kind.parameters_at(site) for kind in kinds)
+    costs = [kind.cost_at(site) for kind in kinds]
+    measured = sum(3 * EXAMPLES * cost.flops + 2 * EXAMPLES**2 * cost.parameters for cost in costs)
     assert looking.spending.flops == EXAMPLES * (2 * 4 + 1) * HOST + measured
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.growth.blueprints.registry import Blueprint, Family, for_site
+from esper.growth.blueprints.registry import Blueprint, BlueprintCost, Family, for_site
 from esper.growth.site import Layout, Site
 from factories import generator
 
@@ -70,12 +70,8 @@ class Scaling(Blueprint):
         return features * self.weight
 
     @classmethod
-    def parameters_at(cls, site: Site) -> int:
-        return site.width
-
-    @classmethod
-    def flops_at(cls, site: Site) -> int:
-        return 0
+    def cost_at(cls, site: Site) -> BlueprintCost:
+        return BlueprintCost(site.width, 0)
 
 
 class Broken(Scaling):

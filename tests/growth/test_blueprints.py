@@ -50,7 +50,7 @@ def test_declared_parameters_are_the_real_ones(kind: type[Blueprint], site: Site
     for width in (1, 2, 3, 8, site.width):
         narrowed = replace(site, width=width)
         real = sum(parameter.numel() for parameter in kind(narrowed, generator()).parameters())
-        assert kind.parameters_at(narrowed) == real
+        assert kind.cost_at(narrowed).parameters == real
 
 
 @every_case
@@ -60,7 +60,7 @@ def test_declared_flops_are_those_that_torch_counts(kind: type[Blueprint], site:
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         grown(kind, site)(features, inputs)
     taps = 3 if kind.name == "depthwise" and site.layout is Layout.SEQUENCE else 0
-    assert kind.flops_at(site) == counter.get_total_flops() + 2 * taps * site.positions * site.width
+    assert kind.cost_at(site).flops == counter.get_total_flops() + 2 * taps * site.positions * site.width
 
 
 # --- batching ---------------------------------------------------------------------------------------------------------
@@ -240,7 +240,7 @@ def test_bottleneck(site: Site):
 
 def test_squeeze_excite_is_a_gate_with_more_hidden_units():
     wide = Site(Layout.IMAGE, width=32, extent=(3, 3), input_shape=(1, 3, 3))
-    assert get("squeeze_excite").parameters_at(wide) == 2 * 8 * 32 + 8 + 32
+    assert get("squeeze_excite").cost_at(wide).parameters == 2 * 8 * 32 + 8 + 32
     seed, h = grown(get("squeeze_excite"), wide), batch(wide)[0]
     hidden = F.linear(h.mean((2, 3)), seed.squeeze, seed.squeeze_bias).relu()
     openness = 2 * torch.sigmoid(F.linear(hidden, seed.excite, seed.excite_bias)) - 1

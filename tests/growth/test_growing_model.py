@@ -106,9 +106,11 @@ def test_duplicates_do_not_carry_the_last_batch(duplicate: Duplicate) -> None:
     model = growing()
     model(inputs().requires_grad_() * 2)  # not a leaf: such a tensor can be neither copied nor stored
     other = duplicate(model)
+    assert other.input_hook.inputs is None
+    assert model.input_hook.inputs.shape == (3, TOKENS, FEATURES)
+    plant(other, "layer0", "input_skip")
     with pytest.raises(SlotError, match="has not been called: call the whole host"):
-        _ = other.input_hook.get_inputs()
-    assert model.input_hook.get_inputs().shape == (3, TOKENS, FEATURES)
+        other.host.layer0(inputs())
 
 
 def test_slots_are_found_by_the_name_of_their_submodule() -> None:

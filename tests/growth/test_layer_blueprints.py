@@ -61,10 +61,10 @@ def updated(layer: str, blueprint: str = "lora", alpha: float = 0.7) -> tuple[Gr
 def test_what_it_costs_is_what_it_has(layer: str) -> None:
     model, x = updated(layer)
     site, seed = model.slots["layer"].site, model.seeds["layer"]
-    assert seed.parameter_count == LoRA.parameters_at(site)
+    assert seed.parameter_count == LoRA.cost_at(site).parameters
     with FlopCounterMode(display=False) as counter:
         seed.blueprint(x, x)
-    assert len(x) * LoRA.flops_at(site) == counter.get_total_flops() > 0
+    assert len(x) * LoRA.cost_at(site).flops == counter.get_total_flops() > 0
 
 
 @pytest.mark.parametrize("layer", LAYERS)
@@ -286,8 +286,8 @@ def test_it_counts_and_costs_what_its_block_does() -> None:
     model = esper.attach(Stack(), {"blocks.0": ["block_copy"]}, tokens())
     site = model.slots["blocks.0"].site
     block = sum(parameter.numel() for parameter in model.host.blocks[0].parameters())
-    assert BlockCopy.parameters_at(site) == block
-    assert model.host_flops == 3 * BlockCopy.flops_at(site) > 0
+    assert BlockCopy.cost_at(site).parameters == block
+    assert model.host_flops == 3 * BlockCopy.cost_at(site).flops > 0
 
 
 def test_what_grew_within_a_block_is_not_copied() -> None:

@@ -139,7 +139,7 @@ def test_an_optimizer_with_two_groups_for_a_slot_is_refused() -> None:
 def test_optimizers_without_groups_for_slots_are_refused() -> None:
     growing = attach_mlp()
     optimizer = torch.optim.SGD(growing.parameters(), lr=0.01)
-    with pytest.raises(SlotError, match=r"no parameter group for slot '0': make it from model\.parameter_groups\(lr="):
+    with pytest.raises(SlotError, match=r"no parameter group for slot '0'.*make it from model\.parameter_groups\(lr="):
         growing.link(optimizer)
     with pytest.raises(SlotError, match="no parameter group for slot '2'"):
         growing.link(

@@ -125,7 +125,7 @@ def assert_padded(wide: Tensor, narrow: Tensor) -> None:
 def test_a_blend_costs_its_parameters_and_no_flops(kind: type[Blueprint], site: Site, blend: Blend) -> None:
     """Its work is elementwise, which is free in hosts, too."""
     seed = Seed(newborn(kind, site), site, blend).double()
-    counted = kind.parameters_at(site) + count_blend_parameters(blend, site)
+    counted = kind.cost_at(site).parameters + count_blend_parameters(blend, site)
     assert sum(parameter.numel() for parameter in seed.parameters()) == counted
     features, inputs = batch(site)
     with FlopCounterMode(display=False) as without:
@@ -133,7 +133,7 @@ def test_a_blend_costs_its_parameters_and_no_flops(kind: type[Blueprint], site: 
     with FlopCounterMode(display=False) as whole:
         seed.change(features, inputs)
     assert whole.get_total_flops() == without.get_total_flops()
-    assert seed.flops_at(site) == kind.flops_at(site)
+    assert seed.flops_at(site) == kind.cost_at(site).flops
 
 
 def test_blends_are_tried_with_all_blueprints() -> None:

@@ -100,7 +100,7 @@ def test_a_summary_counts_what_is_there() -> None:
     assert [one.alpha for one in table.slots] == [0.5, 1.0, None]
     assert table.parameters + table.host_parameters == sum(one.numel() for one in growing.parameters())
     site = growing.slots["0"].site
-    assert table.slots[0].flops == get("mlp").flops_at(site)
+    assert table.slots[0].flops == get("mlp").cost_at(site).flops
     assert table.flops == table.slots[0].flops + table.slots[1].flops
     growing.slots["4"].enabled = True
     assert growing.summary().slots[2].stage is SlotState.DORMANT

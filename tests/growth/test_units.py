@@ -153,7 +153,7 @@ def test_the_wider_model_is_the_growing_one(case: Case) -> None:
 def test_what_they_cost_is_what_they_have(case: Case) -> None:
     model, x = attached(case).eval(), case[2].double()
     units, site = grow(model), model.slots[slot_of(model)].site
-    assert sum(parameter.numel() for parameter in units.parameters()) == Units.parameters_at(site) * 4 // (
+    assert sum(parameter.numel() for parameter in units.parameters()) == Units.cost_at(site).parameters * 4 // (
         Units.count_units(site)
     )
     with FlopCounterMode(display=False) as without, model.without_growth():
@@ -161,10 +161,10 @@ def test_what_they_cost_is_what_they_have(case: Case) -> None:
     with FlopCounterMode(display=False) as counter:
         model(x)
     added = counter.get_total_flops() - without.get_total_flops()
-    assert len(x) * type(units).flops_at(site) == added > 0
+    assert len(x) * type(units).cost_at(site).flops == added > 0
     plain = merged(model)
     more = sum(p.numel() for p in plain.parameters()) - sum(p.numel() for p in model.host.parameters())
-    assert more == type(units).parameters_at(site) == model.summary().parameters
+    assert more == type(units).cost_at(site).parameters == model.summary().parameters
 
 
 @every_case

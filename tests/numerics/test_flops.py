@@ -310,4 +310,4 @@ def test_attaching_to_what_cannot_be_counted_warns_and_block_copies_still_fit() 
         model = esper.attach(host, {"1": ["block_copy"]}, inputs)
     assert seen[0].filename == __file__
     assert model.host_flops is None
-    assert get("block_copy").flops_at(model.slots["1"].site) == 2 * WIDTH * WIDTH
+    assert get("block_copy").cost_at(model.slots["1"].site).flops == 2 * WIDTH * WIDTH

@@ -105,7 +105,7 @@ def test_parameters_are_counted_at_the_live_width() -> None:
     fast.decide(make_action(Op.GERMINATE, 0, MLP)[None])
     fast.measurements = good_measurements(fast)
     fast.decide(make_action(Op.GERMINATE, 1, TOKEN_CONV)[None])
-    narrow, wide = (get(name).parameters_at(site) for name, site in [
+    narrow, wide = (get(name).cost_at(site).parameters for name, site in [
         ("mlp", replace(fast.execution.sites[0], width=2)), ("token_conv", fast.execution.sites[1])
     ])  # fmt: skip
     everywhere = np.ones((1, 3), np.bool_)

@@ -299,8 +299,8 @@ def test_rent_is_due_on_parameters_and_on_flops() -> None:
         site = replace(running.population.execution.sites[0], width=instance.widths[0])
         kind = get("token_conv")
         for due, added, host in (
-            (found.rent["parameters"], kind.parameters_at(site), SUITE.parameters(instance)),
-            (found.rent["flops"], kind.flops_at(site), SUITE.flops(instance)),
+            (found.rent["parameters"], kind.cost_at(site).parameters, SUITE.parameters(instance)),
+            (found.rent["flops"], kind.cost_at(site).flops, SUITE.flops(instance)),
         ):
             np.testing.assert_allclose(due[row], instance.rent * np.log1p(added / host))
     assert len({one.widths for one in running.instances}) > 1, "hosts of several widths"

@@ -25,7 +25,7 @@ from esper.grower.validation import Validation, compute_difference_error
 from esper.growth.blueprints.registry import Blueprint, get
 from esper.growth.model import GrowingModel
 from esper.growth.promise import Promises, PromiseSettings
-from esper.growth.site import Layout, Site
+from esper.growth.site import Layout
 from esper.growth.slot import count_blend_parameters
 from esper.lifecycle.actions import Blend, Curve, Head
 from esper.lifecycle.rules import ActionMasks, Rules, legal_actions
@@ -64,8 +64,13 @@ class ModelSpec:
         self.kinds: Sequence[type[Blueprint]] = [get(name) for name in names]
         """Every blueprint that some slot offers, in the order of the slots."""
         blends = [[count_blend_parameters(blend, slot.site) for blend in Blend] for slot in self._slots]
-        parameters = Cost(self._count(lambda kind, site: kind.parameters_at(site)), np.array([blends]))
-        flops = Cost.of_blueprints(self._count(lambda kind, site: kind.flops_at(site)))
+        costs: Ints = np.array(
+            [
+                [kind.cost_at(slot.site) if kind.name in slot.blueprints else (0, 0) for kind in self.kinds]
+                for slot in self._slots
+            ]
+        )
+        parameters, flops = Cost(costs[None, ..., 0], np.array([blends])), Cost.of_blueprints(costs[None, ..., 1])
         self.costs = Costs(parameters, flops, parameters.scale(BYTES_PER_VALUE * COPIES))
         """Costs of modules; 0 for blueprints that a slot does not offer."""
         self.widths: Ints = np.array([[slot.site.width for slot in self._slots]])
@@ -82,14 +87,6 @@ class ModelSpec:
     def learning_rates(self) -> Floats:
         """The host's learning rate, as it is now."""
         return np.array([float(self._optimizer.param_groups[0]["lr"])])
-
-    def _count(self, count: Callable[[type[Blueprint], Site], int]) -> Ints:
-        """``count`` of every blueprint at the site of every slot that offers it, ``[1, S, K]``; elsewhere 0."""
-        counts = [
-            [count(kind, slot.site) if kind.name in slot.blueprints else 0 for kind in self.kinds]
-            for slot in self._slots
-        ]
-        return np.array([counts])
 
 
 class GrowingNetwork:

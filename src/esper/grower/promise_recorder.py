@@ -108,14 +108,14 @@ class PromiseRecorder:
                         continue
                     requested = True
                     # By the newest examples, so few that their Gram matrix fits into memory.
-                    bound = GRAM_BYTES // (torch.float32.itemsize * max(kind.parameters_at(slot.site), 1))
+                    parameters, flops = kind.cost_at(slot.site)
+                    bound = GRAM_BYTES // (torch.float32.itemsize * max(parameters, 1))
                     batches = self._select_newest(slot.name, min(self._examples, max(bound, MIN_USED_EXAMPLES)))
                     examples = sum(len(batch.gradients) for batch in batches)
                     if examples < MIN_EXAMPLES:
                         self._warn_once(slot.name, f"no gradients were recorded at slot {slot.name!r}")
                         continue
                     # Cost: gradients with respect to the parameters for each example, and their inner products.
-                    flops, parameters = kind.flops_at(slot.site), kind.parameters_at(slot.site)
                     self._add_flops(TRAINING_PASSES * examples * flops + 2 * examples**2 * parameters)
                     try:
                         promise, other, _ = measure_promise(slot, kind, batches, [(_SEED, place, _DRAW)])

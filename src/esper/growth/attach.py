@@ -1,16 +1,16 @@
 """Put growth slots on a model."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, cast
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
-from pydantic import PlainValidator
+from pydantic import Field, PlainValidator, Strict, TypeAdapter
 from torch import nn
 
-from esper.config.arguments import Advice, check_arguments
-from esper.errors import SlotError, did_you_mean
+from esper.config.arguments import ARGUMENTS, Advice, check_arguments
+from esper.errors import SlotError
 from esper.growth.blueprints.registry import Context, get
-from esper.growth.hooks import WHOLE, list_named_modules
+from esper.growth.hooks import WHOLE, find_submodule, list_named_modules
 from esper.growth.inputs import Arguments, PlainModule
 from esper.growth.model import GrowingModel
 
@@ -21,49 +21,26 @@ AUTO = "auto"
 """Stands for all blueprints that fit."""
 
 
-def _read_places(value: Any) -> Any:
-    """Validate names, or a mapping from names or tuples of names to available blueprints."""
-    if isinstance(value, Mapping):
-        offers = cast("Mapping[Any, Any]", value)
-        for place in offers:
-            if len(_read_names(place if isinstance(place, tuple) else (place,))) < 1 + isinstance(place, tuple):
-                raise ValueError("no names")
-        return {name: offer if isinstance(offer, str) else _read_names(offer) for name, offer in offers.items()}
-    return _read_names(value)
-
-
-def _read_names(value: Any) -> list[str]:
-    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
-        raise ValueError("no names")
-    names = list(cast("Iterable[Any]", value))
-    if not all(isinstance(name, str) for name in names):
-        raise ValueError("no names")
-    return names
-
+_Names = Annotated[list[str], Strict(False)]
+"""Names in any iterable, but not a text alone."""
+_Chain = Annotated[tuple[str, ...], Field(min_length=2)]
+_PLACES = TypeAdapter[Any](Annotated[dict[str | _Chain, str | _Names], Strict(False)] | _Names, config=ARGUMENTS)
+_PARTS = TypeAdapter[Any](bool | _Names, config=ARGUMENTS)
 
 Place = str | tuple[str, ...]
 """Name of a submodule, or ``re:`` and a regular expression; or the names of modules between which units may grow."""
 Places = Annotated[
     Sequence[str] | Mapping[Place, Sequence[str] | str] | Mapping[str, Sequence[str] | str],
-    PlainValidator(_read_places),
+    PlainValidator(_PLACES.validate_python),
     Advice(
         "give a list of submodules' names, such as ['layer2'], or a mapping from names to a list of blueprints or "
         "'auto'"
     ),
 ]
 """Names of submodules, or ``re:`` and a regular expression; or a mapping from places to available blueprints."""
-
-
-def _read_frozen(value: Any) -> Any:
-    """Validate True, False, or names."""
-    if isinstance(value, Mapping):
-        raise ValueError("no names")
-    return bool(value) if isinstance(value, bool) else _read_names(value)
-
-
 FrozenParts = Annotated[
     bool | Sequence[str],
-    PlainValidator(_read_frozen),
+    PlainValidator(_PARTS.validate_python),
     Advice("give True, False, or a list of submodules' names or patterns, such as ['encoder']"),
 ]
 
@@ -122,8 +99,6 @@ def attach(
             raise SlotError(f"the blueprints of slot {place!r} are {blueprints!r}: give a list of names, or 'auto'")
         if not isinstance(blueprints, str):
             offers[place] = [get(name).name for name in blueprints]
-        elif isinstance(place, tuple):
-            raise SlotError(f"'auto' does not work between layers {place}: name the blueprints, such as ['units_8']")
     # Names of the submodules to freeze; a shared submodule has several names.
     matches: dict[str, int] = {}
     if isinstance(freeze_host, bool):
@@ -131,13 +106,10 @@ def attach(
     else:
         names = (name for place in freeze_host for name in _match_names(model, place, matches))
         frozen = list(dict.fromkeys(names))
-        module_names = {name for name, _ in list_named_modules(model, remove_duplicate=False)}
         for name in frozen:
-            if name not in module_names or not name:
-                raise SlotError(
-                    f"freeze_host: the host has no submodule {name!r}{did_you_mean(name, module_names) or ''}; "
-                    "print(model) shows the names, and freeze_host=True freezes all"
-                )
+            find_submodule(model, name)
+        if WHOLE in frozen:
+            raise SlotError("freeze_host names no submodule by '': freeze_host=True freezes all")
     # Patterns are replaced by the names that they match.
     if not offers:
         raise SlotError("no slots: name the submodules behind which the model may grow")
@@ -147,7 +119,10 @@ def attach(
         names = [place[-1]] if isinstance(place, tuple) else _match_names(model, place, matches)
         grows_units = offer is not None and any(get(kind).context is Context.HIDDEN for kind in offer)
         if isinstance(place, tuple) and not grows_units:
-            raise SlotError(f"no blueprint for units is given between the layers {place}: name only {place[-1]!r}")
+            raise SlotError(
+                f"no blueprint for units is given between the layers {place}: name one, such as 'units_8', or name "
+                f"only {place[-1]!r}"
+            )
         if grows_units and not isinstance(place, tuple):
             raise SlotError(
                 f"units grow between two layers, and {place!r} names one place: name the first layer, the modules "

@@ -50,25 +50,24 @@ def export(model: nn.Module, path: FilePath, example_input: Arguments) -> None:
         )
     if path.suffix == ".onnx":
         require_extra("onnx", "export to ONNX", "onnx", "onnxruntime", "onnxscript", error=ExportError)
-    # Two batches of different sizes, of which the first has two examples or more.
-    arguments: tuple[Any, ...] = example_input if isinstance(example_input, tuple) else ()
-    arguments = (example_input,) if isinstance(example_input, Tensor) else arguments
-    keywords = dict(example_input) if isinstance(example_input, Mapping) else {}
-    tensors, count = [*arguments, *keywords.values()], len(arguments)
+    example = (example_input,) if isinstance(example_input, Tensor) else example_input
+    tensors: list[Any] = list(example.values() if isinstance(example, Mapping) else example)
     if not tensors or not all(isinstance(tensor, Tensor) and tensor.numel() for tensor in tensors):
         raise ExportError("the example input must hold tensors only, none of them empty: wrap the model for the rest")
     if not tensors[0].dim():
         raise ExportError("the example input needs a first tensor whose first axis is the batch")
     batch = len(tensors[0])
-    traced, others = (
-        [
-            (tensor[torch.arange(size) % batch] if tensor.shape[:1] == (batch,) else tensor.clone()).cpu()
-            for tensor in tensors
-        ]
-        for size in (max(batch, 2), batch + 3)
-    )
+
+    def repeat(size: int) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+        """Positional and keyword arguments with a batch of ``size`` examples."""
+        places = torch.arange(size) % batch
+        values = [(tensor[places] if tensor.shape[:1] == (batch,) else tensor.clone()).cpu() for tensor in tensors]
+        return ((), dict(zip(example, values, strict=True))) if isinstance(example, Mapping) else (tuple(values), {})
+
+    # Two batches of different sizes, of which the first has two examples or more.
+    (traced, named), (others, others_named) = repeat(max(batch, 2)), repeat(batch + 3)
     shapes = ShapesCollection()
-    for tensor, like in zip(traced, tensors, strict=True):
+    for tensor, like in zip((*traced, *named.values()), tensors, strict=True):
         if like.shape[:1] == (batch,):
             shapes[tensor] = {0: Dim.DYNAMIC}
     plain = copy_with(model, model, ExportError).cpu().eval()
@@ -78,23 +77,22 @@ def export(model: nn.Module, path: FilePath, example_input: Arguments) -> None:
     what = "torch.export cannot trace the model for any batch size"
     try:
         with tempfile.TemporaryDirectory(prefix=".esper-export-", dir=path.parent.absolute()) as folder:
-            file, named = Path(folder) / path.name, dict(zip(keywords, traced[count:], strict=True))
-            others_named = dict(zip(keywords, others[count:], strict=True))
-            expected = list(find_tensors(plain(*others[:count], **others_named)))
+            file = Path(folder) / path.name
+            expected = list(find_tensors(plain(*others, **others_named)))
             if not expected:
                 raise ExportError("the model returns no tensor: wrap it in a module that does")
-            dims = shapes.dynamic_shapes(plain, tuple(traced[:count]), named)
-            program = torch.export.export(plain, tuple(traced[:count]), named, dynamic_shapes=dims)
+            dims = shapes.dynamic_shapes(plain, traced, named)
+            program = torch.export.export(plain, traced, named, dynamic_shapes=dims)
             what = "the file does not run as the model does"
             if path.suffix == ".onnx":
                 torch.onnx.export(program, f=file, dynamo=True, external_data=False, verbose=False)
                 session = importlib.import_module("onnxruntime").InferenceSession(file)
-                feeds = zip(session.get_inputs(), others, strict=True)
+                feeds = zip(session.get_inputs(), (*others, *others_named.values()), strict=True)
                 arrays = session.run(None, {place.name: tensor.numpy() for place, tensor in feeds})
                 returned = [torch.from_numpy(array) for array in arrays]
             else:
                 torch.export.save(program, file)
-                returned = find_tensors(torch.export.load(file).module()(*others[:count], **others_named))
+                returned = find_tensors(torch.export.load(file).module()(*others, **others_named))
             types = {tensor.dtype for tensor in plain.state_dict().values() if tensor.is_floating_point()}
             tolerance = max([TOLERANCE, *(torch.finfo(dtype).eps for dtype in types)])
             for ours, theirs in zip(expected, returned, strict=True):

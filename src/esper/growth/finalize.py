@@ -1,7 +1,5 @@
 """Turn a growing model into an ordinary module: kept seeds are built in, others dropped, lossy saving is refused."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import inspect
@@ -11,8 +9,6 @@ import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from inspect import Parameter
-from operator import add, getitem
 from types import CodeType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
 
@@ -43,7 +39,7 @@ _UNKNOWN = (
 )
 
 
-def build_plain_module(model: GrowingModel, kept: list[str]) -> nn.Module:
+def build_plain_module(model: "GrowingModel", kept: list[str]) -> nn.Module:
     """A copy of the host with the seeds of the slots ``kept`` folded in."""
     grown = copy_with(model, model, ExportError)
     grown.release()
@@ -88,30 +84,24 @@ def build_plain_module(model: GrowingModel, kept: list[str]) -> nn.Module:
 
 def choose_kept(seeds: Mapping[str, Seed], unfinished: Literal["keep", "drop", "raise"]) -> list[str]:
     """The slots of all fossils, and of live seeds as ``unfinished`` decides."""
-    kept = [name for name, seed in seeds.items() if seed.fossilized]
+    kept: list[str] = []
     descriptions: list[str] = []
     for name, seed in seeds.items():
-        if seed.fossilized or unfinished == "drop":
-            continue
         alpha, contribution = float(seed.alpha), math.nan if seed.contribution is None else seed.contribution
-        outcome = ""
-        if unfinished == "keep":
-            outcome = "dropped " if alpha == 0 or contribution < 0 else "kept "
-            kept += [name] if outcome == "kept " else []
-        measured = "not measured" if math.isnan(contribution) else f"{contribution:+.4f}"
-        descriptions.append(f"{outcome}{seed.blueprint.name} in {name!r} (alpha {alpha:.2f}, contribution {measured})")
-    if descriptions and unfinished == "raise":
-        raise SlotError(
-            f"unfinished seeds: {'; '.join(descriptions)}; call finish() of the grower, fossilize or prune them, or "
-            "use finalize(unfinished='keep') or 'drop'"
-        )
-    if descriptions:
-        warnings.warn(
-            f"unfinished seeds: {'; '.join(descriptions)}; call finish() of their grower first to have them measured, "
-            "or finalize(unfinished='drop') to drop them all",
-            stacklevel=4,
-        )
-    return [name for name in seeds if name in kept]
+        is_kept = seed.fossilized or (unfinished == "keep" and alpha > 0 and not contribution < 0)
+        kept += [name] if is_kept else []
+        if not seed.fossilized:
+            outcome = "" if unfinished == "raise" else "kept " if is_kept else "dropped "
+            measured = "not measured" if math.isnan(contribution) else f"{contribution:+.4f}"
+            figures = f"alpha {alpha:.2f}, contribution {measured}"
+            descriptions.append(f"{outcome}{seed.blueprint.name} in {name!r} ({figures})")
+    if not descriptions or unfinished == "drop":
+        return kept
+    text = f"unfinished seeds: {'; '.join(descriptions)}; call finish() of their grower first to have them measured, or"
+    if unfinished == "raise":
+        raise SlotError(f"{text} fossilize or prune them, or use finalize(unfinished='keep') or 'drop'")
+    warnings.warn(f"{text} finalize(unfinished='drop') to drop them all", stacklevel=4)
+    return kept
 
 
 def _shift_path(path: str, inserted: str) -> str:
@@ -134,7 +124,7 @@ _CAUSES = {
 }
 
 
-def _require_equal(model: GrowingModel, plain: nn.Module, kept: list[str], ways: Mapping[Folded, list[str]]) -> None:
+def _require_equal(model: "GrowingModel", plain: nn.Module, kept: list[str], ways: Mapping[Folded, list[str]]) -> None:
     """Reject a ``plain`` model that does not compute the same outputs as the growing one.
 
     ``ways`` has the slots by how they were built in, for `Folded.NOT` only those with copies of blocks.
@@ -165,7 +155,7 @@ def _require_equal(model: GrowingModel, plain: nn.Module, kept: list[str], ways:
 
 
 def _compute_both(
-    model: GrowingModel, plain: nn.Module, kept: list[str], training_blocks: list[str] | None = None
+    model: "GrowingModel", plain: nn.Module, kept: list[str], training_blocks: list[str] | None = None
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Outputs of both models for the example input, with the same random numbers; empty if they cannot be compared.
 
@@ -239,10 +229,7 @@ def refuse_saving(plain: nn.Module, changed: Iterable[str]) -> None:
     """Make saving raise a KeyError with a sentence in parts around ``changed`` submodules that are not built alike."""
     for part, method in _list_methods(plain, changed):
         if not is_built_alike(part):
-            graph = fx.Graph()
-            _, keywords = graph.placeholder("*arguments"), graph.placeholder("**keywords")
-            graph.output(graph.call_function(getitem, (keywords, _LOST)))
-            vars(part)[method] = fx.GraphModule(nn.Module(), graph, class_name="RefuseSaving")
+            vars(part)[method] = fx.symbolic_trace(lambda *_, **keywords: keywords[_LOST])
 
 
 def _list_methods(host: nn.Module, names: Iterable[str]) -> Iterator[tuple[nn.Module, str]]:
@@ -353,83 +340,80 @@ def add_fossil(host: nn.Module, path: str, seed: Seed, site: Site, slot: str, pl
         path, owner, prefix = f"{path}.{child}", nn.Identity().train(followed.training), ""
         followed.add_module(child, owner)
         runner = owner if type(followed).forward is nn.Sequential.forward else followed
-    graph = fx.Graph()
-    # `functional_call` unpacks arguments, which a graph cannot. It is an argument, or unpickling would call it.
-    names = ("unpack", "module", "arguments", "keywords", "output")
-    unpack, module, arguments, keywords, output = map(graph.placeholder, names)
-    holder = module if owner is runner else graph.call_function(getattr, (module, child))
-    in_tuple = site.layer is not None and site.layer.in_tuple
-    features = graph.call_function(getitem, (output, 0)) if in_tuple else output
-    if block is not None:
+    names: list[str | None] = []
+    """Attributes with the tensors of the seed's graph, in the order of its placeholders; None for inputs."""
+    if block is None:
+        program = trace_seed(seed, site, slot)
+        traced, state = program.graph, cast("dict[str, Any]", {**program.constants, **program.state_dict})
+        for target in (spec.target for spec in program.graph_signature.input_specs):
+            names.append(None)
+            if target is not None:
+                short = target.removeprefix("seed.").removeprefix("blueprint.").replace(".", "_")
+                names[-1], tensor = _find_unused_name(owner, prefix + short), state[target]
+                register = owner.register_parameter if isinstance(tensor, nn.Parameter) else owner.register_buffer
+                register(names[-1], tensor)
+        for node in list(traced.nodes):  # assertions name the traced dtype and device
+            if not node.users and "assert" in node.name:
+                traced.erase_node(node)
+    else:
+        traced = fx.Graph()
         owner.add_module("block", block)
         owner.register_buffer("alpha", seed.alpha)
-        parameters = inspect.signature(followed.forward).parameters
-        if [parameter.kind for parameter in parameters.values()] == [Parameter.POSITIONAL_OR_KEYWORD]:
-            computed = graph.call_method("block", (holder, features))
-        else:  # the block's output takes the place of its first argument, positional or not
-            rest = graph.call_function(getitem, (arguments, slice(1, None)))
-            named = graph.call_method("copy", (keywords,))
-            graph.call_method("pop", (named, next(iter(parameters), ""), None))
-            copied = graph.call_function(getattr, (holder, "block"))
-            positional = graph.call_function(add, ((features,), rest))
-            computed = graph.call_method("__call__", (unpack, copied, {}, positional, named))
-        weight = graph.call_method("to", (graph.call_function(getattr, (holder, "alpha")), features))
-        changed = graph.call_function(torch.lerp, (features, graph.call_method("to", (computed, features)), weight))
-    else:
-        program, inputs = trace_seed(seed, site, slot), [features]
-        if seed.context is Context.NETWORK:
-            kept = _find_unused_name(owner, f"{prefix}inputs")
-            _relay_input(host, path, kept, place)
-            inputs.append(graph.call_function(getitem, (graph.call_function(getattr, (holder, kept)), INPUT)))
-        # The placeholders of the traced graph are inputs and tensors; its assertions name the traced dtype and device.
-        state: dict[str, Any] = {**program.constants, **program.state_dict}
-        copies, placeholders = dict[fx.Node, fx.Node](), program.graph.find_nodes(op="placeholder")
-        for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
-            if spec.target is None:
-                copies[node] = inputs.pop(0)
-                continue
-            short = spec.target.removeprefix("seed.").removeprefix("blueprint.").replace(".", "_")
-            name, tensor = _find_unused_name(owner, prefix + short), state[spec.target]
-            register = owner.register_parameter if isinstance(tensor, nn.Parameter) else owner.register_buffer
-            register(name, tensor)
-            copies[node] = graph.call_function(getattr, (holder, name))
-        for node in list(program.graph.nodes):
-            if not node.users and "assert" in node.name:
-                program.graph.erase_node(node)
-        (changed,) = cast("tuple[fx.Node]", graph.graph_copy(program.graph, copies))
-        # In each call, the features' device and dtype replace those of the traced tensors.
-        places = {seed.alpha.device: "device", seed.alpha.dtype: "dtype"}
-        for node in list(graph.nodes):
-            for index, value in (*enumerate(node.args), *node.kwargs.items()):
-                if isinstance(value, torch.device | torch.dtype) and value in places:
-                    with graph.inserting_before(node):
-                        own = graph.call_function(getattr, (features, places[value]))
-                    update = node.update_arg if isinstance(index, int) else node.update_kwarg
-                    update(index, own)
-    if in_tuple:
-        rest = graph.call_function(getitem, (output, slice(1, None)))
-        changed = graph.call_function(add, ((changed,), rest))
-    graph.output(changed)
-    hook = functools.partial(fx.GraphModule(nn.Module(), graph, class_name="Fossil"), functional_call)
-    runner.register_forward_hook(hook, with_kwargs=True)
+    kept = _find_unused_name(owner, f"{prefix}inputs")
+    if seed.context is Context.NETWORK:
+        _relay_input(host, path, kept, place)
+    first_argument = next(iter(inspect.signature(followed.forward).parameters), "")
+    in_tuple = site.layer is not None and site.layer.in_tuple
+
+    def follow(unpack: Any, module: Any, arguments: Any, keywords: Any, output: Any) -> Any:
+        holder = module if owner is runner else getattr(module, child)
+        features = output[0] if in_tuple else output
+        if block is not None:  # the features take the place of its first argument, positional or not
+            named = keywords.copy()
+            named.pop(first_argument, None)
+            computed = unpack(holder.block, {}, (features,) + arguments[1:], named)  # noqa: RUF005
+            changed = torch.lerp(features, computed.to(features), holder.alpha.to(features))
+        else:
+            inputs: list[Any] = [features]
+            if seed.context is Context.NETWORK:
+                inputs.append(getattr(holder, kept)[INPUT])
+            graph = features.tracer.graph
+            values = [
+                inputs.pop(0).node if name is None else graph.call_function(getattr, (holder.node, name))
+                for name in names
+            ]
+            copies = dict(zip(traced.find_nodes(op="placeholder"), values, strict=True))
+            (result,) = graph.graph_copy(traced, copies)
+            changed = fx.Proxy(result, features.tracer)
+            # In each call, the features' device and dtype replace those of the traced tensors.
+            places = {seed.alpha.device: "device", seed.alpha.dtype: "dtype"}
+            for node in list(graph.nodes):
+                for index, value in (*enumerate(node.args), *node.kwargs.items()):
+                    if isinstance(value, torch.device | torch.dtype) and value in places:
+                        with graph.inserting_before(node):
+                            own = graph.call_function(getattr, (features.node, places[value]))
+                        update = node.update_arg if isinstance(index, int) else node.update_kwarg
+                        update(index, own)
+        return (changed,) + output[1:] if in_tuple else changed  # noqa: RUF005
+
+    # A trace cannot unpack arguments; `functional_call` does. It is an argument, or unpickling would call it.
+    runner.register_forward_hook(functools.partial(fx.symbolic_trace(follow), functional_call), with_kwargs=True)
 
 
 def _relay_input(host: nn.Module, path: str, attribute: str, place: int | str) -> None:
     """Keep the host's input in a dictionary of the submodule ``path``, under the key `INPUT`, only during a pass."""
     setattr(host.get_submodule(path), attribute, dict[str, object]())
-    # Each graph gets the dictionary from the submodule, as compiled code would treat a reference to it as another one.
-    fill, clear = fx.Graph(), fx.Graph()
-    module, arguments, keywords = map(fill.placeholder, ("module", "arguments", "keywords"))
-    kept = fill.call_function(getattr, (fill.call_method("get_submodule", (module, path)), attribute))
-    value = fill.call_function(getitem, (arguments if isinstance(place, int) else keywords, place))
-    fill.call_method("update", (kept, {INPUT: value}))
-    fill.output(None)
-    module, _, _ = map(clear.placeholder, ("module", "arguments", "output"))
-    kept = clear.call_function(getattr, (clear.call_method("get_submodule", (module, path)), attribute))
-    clear.call_method("clear", (kept,))
-    clear.output(None)
-    host.register_forward_pre_hook(fx.GraphModule(nn.Module(), fill, class_name="KeepInput"), with_kwargs=True)
-    host.register_forward_hook(fx.GraphModule(nn.Module(), clear, class_name="ForgetInput"), always_call=True)
+
+    # Each hook gets the dictionary from the submodule, as compiled code would treat a reference to it as another one.
+    def keep_input(module: Any, arguments: Any, keywords: Any) -> None:
+        value = arguments[place] if isinstance(place, int) else keywords[place]
+        getattr(module.get_submodule(path), attribute).update({INPUT: value})
+
+    def forget_input(module: Any, arguments: Any, output: Any) -> None:  # noqa: ARG001 (a hook gets them)
+        getattr(module.get_submodule(path), attribute).clear()
+
+    host.register_forward_pre_hook(fx.symbolic_trace(keep_input), with_kwargs=True)
+    host.register_forward_hook(fx.symbolic_trace(forget_input), always_call=True)
 
 
 def _find_unused_name(module: nn.Module, name: str) -> str:

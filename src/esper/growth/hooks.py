@@ -10,7 +10,7 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor, nn
 
-from esper.errors import ExportError, SlotError
+from esper.errors import ExportError, SlotError, did_you_mean
 from esper.growth.inputs import find_mask_or_cache
 
 
@@ -36,6 +36,15 @@ def find_hook_tables(module: nn.Module) -> list[MutableMapping[int, Any]]:
 def list_named_modules(module: nn.Module, *, remove_duplicate: bool = True) -> list[tuple[str, nn.Module]]:
     """`torch.nn.Module.named_modules`, which has no type hints, as a list."""
     return list(cast("Iterator[tuple[str, nn.Module]]", module.named_modules(remove_duplicate=remove_duplicate)))
+
+
+def find_submodule(host: nn.Module, name: str) -> nn.Module:
+    """The submodule ``name`` of a host, which may have several names; a SlotError if there is none."""
+    modules = dict(list_named_modules(host, remove_duplicate=False))
+    if name not in modules:
+        hint = did_you_mean(name, modules) or "; print(model) shows the names"
+        raise SlotError(f"the host has no submodule {name!r}{hint}")
+    return modules[name]
 
 
 def list_hooks(module: nn.Module) -> list[Any]:
@@ -131,12 +140,6 @@ class InputHook(nn.Module):
         outputs = [tensor for tensor in tensors if tensor.grad_fn is not None]
         for counter in self.pass_counters if outputs or not tensors else ():
             counter.count_backward(outputs)
-
-    def get_inputs(self) -> Tensor:
-        """The input of the last forward pass."""
-        if self.inputs is None:
-            raise SlotError("a seed needs the network's input, but the host has not been called: call the whole host")
-        return self.inputs
 
     def __getstate__(self) -> dict[str, Any]:
         # An input in an autograd graph can be neither copied nor pickled, and files should not contain data.

@@ -81,20 +81,14 @@ class OptimizerLink:
         At its first step, and at its first step after each germination, there is a warning if it lacks parameters of
         the host. If the model is converted to another dtype, as by ``model.double()``, so is the optimizer's state.
         """
-        # Every slot needs exactly one group.
         groups = Counter(group.get(SLOT_KEY) for group in optimizer.param_groups)
-        missing = [name for name in slots if name not in groups]
-        split = [name for name in slots if groups[name] > 1]
-        if split:
-            raise SlotError(
-                f"the optimizer has {groups[split[0]]} parameter groups for slot {split[0]!r}, but needs exactly one: "
-                "do not split the groups of slots from model.parameter_groups(lr=...); the host's group may be split"
-            )
-        if missing:
-            raise SlotError(
-                f"the optimizer has no parameter group for slot {missing[0]!r}: "
-                "make it from model.parameter_groups(lr=...)"
-            )
+        for name in slots:
+            if (count := groups[name]) != 1:
+                raise SlotError(
+                    f"the optimizer has {count or 'no'} parameter group{'s' if count else ''} for slot {name!r}, but "
+                    "needs exactly one: make it from model.parameter_groups(lr=...), of which only the host's group "
+                    "may be split"
+                )
         # The other groups must have parameters of this very model.
         owned = {
             parameter for group in optimizer.param_groups if SLOT_KEY not in group for parameter in group["params"]

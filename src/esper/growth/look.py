@@ -229,7 +229,7 @@ def look(
 
         # Measure the candidates, and the host's own layers without what grew on them.
         rows: list[Candidate] = []
-        stack.enter_context(torch.autocast(model.input_hook.get_inputs().device.type, enabled=False))
+        stack.enter_context(torch.autocast(model.slots.values()[0].like.device.type, enabled=False))
         for index, slot in enumerate(model.slots.values()):
             if slot not in recorded:
                 raise LookError(
@@ -240,8 +240,7 @@ def look(
             resident = None if slot.seed is None else slot.seed.blueprint.name
             for kind in map(get, slot.blueprints):
                 figures = measure_promise(slot, kind, recorded[slot], keys)
-                costs = kind.parameters_at(slot.site), kind.flops_at(slot.site)
-                rows.append(Candidate(slot.name, kind.name, *figures, *costs, resident))
+                rows.append(Candidate(slot.name, kind.name, *figures, *kind.cost_at(slot.site), resident))
         for slot in model.slots.values():
             stack.enter_context(slot.disabled())
         needs: list[LayerNeed] = []

@@ -455,7 +455,7 @@ class GrowingModel(nn.Module):
     def preview(self) -> Preview:
         """Printable table of the parameters and FLOPs of each blueprint available in each free slot."""
         offers = [
-            Offer(slot.name, name, get(name).parameters_at(slot.site), get(name).flops_at(slot.site))
+            Offer(slot.name, name, *get(name).cost_at(slot.site))
             for slot in self.slots.values()
             if slot.enabled and slot.occupant is None
             for name in slot.blueprints

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from esper.errors import SlotError, did_you_mean
+from esper.errors import SlotError
 from esper.growth import hooks
 from esper.growth.blueprints.blocks import find_branch_outputs
 from esper.growth.blueprints.registry import LayerCall
@@ -162,7 +162,6 @@ def probe(
             flops=counted.parts[name] // len(inputs),
             # A copy of a block can follow it if its output can be its input.
             keeps_shape=len(shapes) == 2 and shapes[0] == shapes[1],
-            single_argument=call.has_single_argument,
             like=torch.zeros((), device=like.device, dtype=like.dtype if like.is_floating_point() else None),
             trainable=frozenset(path for path, values in module.named_parameters() if values.requires_grad),
             unaltered=unaltered,
@@ -187,17 +186,13 @@ def probe(
 
 def _resolve_modules(host: nn.Module, names: Sequence[str]) -> dict[str, nn.Module]:
     """Submodules of ``host`` by name, each module once, and only those that take hooks."""
-    modules_of_host = dict(hooks.list_named_modules(host, remove_duplicate=False))
     resolved: dict[str, nn.Module] = {}
     for name in names:
         if not name:
             raise SlotError(
                 "a slot needs the name of a submodule, not ''; to put a slot behind the host, wrap it in a module"
             )
-        if name not in modules_of_host:
-            hint = did_you_mean(name, modules_of_host) or "; print(model) shows the names"
-            raise SlotError(f"the host has no submodule {name!r}{hint}")
-        module = modules_of_host[name]
+        module = hooks.find_submodule(host, name)
         if isinstance(module, torch.jit.ScriptModule):
             raise SlotError(
                 f"submodule {name!r} is scripted or traced (torch.jit), which takes no slot: replace it by "

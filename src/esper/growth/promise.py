@@ -137,20 +137,14 @@ def record_call(slot: Slot, call: LayerCall, features: Tensor, limit: int | None
         return tensor.detach() if limit is None else tensor.detach()[:limit].clone()
 
     # What blueprints here read, where it is of the same examples: part of the host may be called alone.
-    read, values = {get(name).context for name in slot.blueprints}, keep(features)
-    contexts: dict[Context, Tensor | None] = {
-        Context.NETWORK: slot.input_hook.inputs,
-        Context.LAYER: call.first_argument,
-        Context.HIDDEN: None if slot.source is None else slot.source.inputs,
-    }
-    kept = {
-        context: keep(tensor)
-        for context, tensor in contexts.items()
-        if context in read and tensor is not None and len(tensor) == len(features)
-    }
-    kept[Context.NOTHING] = values
+    values = keep(features)
+    kept = {Context.NOTHING: values}
     if call.has_single_argument:
         kept[Context.CALL] = values
+    for context in {get(name).context for name in slot.blueprints} - {Context.NOTHING, Context.CALL}:
+        inputs = slot.find_inputs(context, call, features)
+        if inputs is not None and len(inputs) == len(features):
+            kept[context] = keep(inputs)
     return GradientBatch((values,), values, kept)
 
 

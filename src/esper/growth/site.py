@@ -78,8 +78,6 @@ class Layer:
     """FLOPs of the layer's forward pass for one example, of all operations that could be counted."""
     keeps_shape: bool
     """Whether the layer returns features with the shape and dtype of its first argument, as a block does."""
-    single_argument: bool
-    """Whether all arguments except the first are None or False."""
     like: Tensor
     """A scalar with the dtype and device for seeds after the layer."""
     trainable: frozenset[str]

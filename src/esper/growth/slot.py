@@ -69,7 +69,7 @@ class BlendedBlueprint(nn.Module):
 
     def flops_at(self, site: Site) -> int:
         """FLOPs of one forward pass for one example: of matrix products and convolutions, so blends cost none."""
-        return self.blueprint.flops_at(site)
+        return self.blueprint.cost_at(site).flops
 
     def forward(self, features: Tensor, inputs: Any) -> Tensor:
         return self.change(features, inputs)
@@ -248,28 +248,28 @@ class Slot(GrowthHook):
                     f"the seed in slot {self.name!r} is {self.like.dtype}, but its host became {output.dtype}: "
                     "convert the whole growing model, for instance by model.double(), not only its host"
                 )
-        # Find the second argument.
         context = Context.NETWORK if seed is None else seed.context
-        inputs: Any
+        inputs = self.find_inputs(context, call, output)
+        if inputs is None:
+            raise SlotError(
+                f"what grew in slot {self.name!r} reads the input of the network or of a layer, which has not been "
+                "called: call the whole host"
+            )
+        return occupant(output, inputs)
+
+    def find_inputs(self, context: Context, call: LayerCall, features: Tensor) -> Any:
+        """The second argument of blueprints with ``context``, for a call of the layer here; None if it is missing."""
         match context:
             case Context.NOTHING:
-                inputs = output
+                return features
             case Context.NETWORK:
-                inputs = self.input_hook.get_inputs()
+                return self.input_hook.inputs
             case Context.LAYER:
-                inputs = call.first_argument
-                if inputs is None:
-                    raise SlotError(f"the layer that slot {self.name!r} follows was called without a first tensor")
+                return call.first_argument
             case Context.CALL:
-                inputs = call
+                return call
             case Context.HIDDEN:
-                inputs = None if self.source is None else self.source.inputs
-                if inputs is None:
-                    raise SlotError(
-                        f"the layer that slot {self.name!r} follows was called without {self.chain[0]!r}, which makes "
-                        "its hidden units"
-                    )
-        return occupant(output, inputs)
+                return None if self.source is None else self.source.inputs
 
     @property
     def mixes_positions(self) -> bool:
@@ -440,17 +440,16 @@ def _choose_blueprints(name: str, site: Site, blueprints: Sequence[str] | None, 
         separate = bool(mask_or_cache) or site.layout is Layout.TOKENS
         fitting = [kind for kind in supported if kind.context not in LAYER_CONTEXTS]
         chosen = tuple(kind.name for kind in fitting if not (separate and _mixes(kind, site)))
-        problem = "no blueprint supports"
+        problem = "" if chosen else "no blueprint supports"
     else:
         chosen = tuple(dict.fromkeys(blueprints))
+        problem = "" if chosen else "no blueprint was named for"
         for blueprint in chosen:
             if mask_or_cache and _mixes(get(blueprint), site):
                 refuse_to_mix(name, blueprint, mask_or_cache)
-        unsupported = [blueprint for blueprint in chosen if not get(blueprint).supports(site)]
-        problem = f"blueprint {unsupported[0]!r} does not support" if unsupported else ""
-        problem = problem or "no blueprint was named for"
-        chosen = () if unsupported else chosen
-    if chosen:
+            if not get(blueprint).supports(site):
+                problem = problem or f"blueprint {blueprint!r} does not support"
+    if not problem:
         return chosen
     order = "causal " if site.causal else ""
     names = ", ".join(kind.name for kind in supported)

@@ -35,14 +35,14 @@ class SlotSummary:
     shape: tuple[int, ...]
     """Shape of one example's features."""
     stage: SlotState
-    blueprint: str | None
+    blueprint: str | None = None
     """Blueprint of the seed; None without a seed, like ``alpha`` and ``contribution``."""
-    parameters: int
+    parameters: int = 0
     """Number of scalars of the seed; 0 without one."""
-    flops: int
+    flops: int = 0
     """FLOPs that the seed adds to a forward pass of one example, a multiply-add counted as two."""
-    alpha: float | None
-    contribution: float | None
+    alpha: float | None = None
+    contribution: float | None = None
     """Score with the seed minus score without it, as last measured by a grower; None before."""
 
 
@@ -163,20 +163,12 @@ class Preview:
 
 def summarise_slot(slot: Slot) -> SlotSummary:
     """Figures of a slot and its seed."""
-    seed, stage = slot.seed, SlotState.DORMANT if slot.enabled else SlotState.DISABLED
-    if seed is not None:
-        stage = SlotState.FOSSILIZED if seed.fossilized else SlotState.LIVE
-    return SlotSummary(
-        slot=slot.name,
-        layout=slot.site.layout,
-        shape=slot.site.shape,
-        stage=stage,
-        blueprint=None if seed is None else seed.blueprint.name,
-        parameters=0 if seed is None else seed.parameter_count,
-        flops=0 if seed is None else seed.flops_at(slot.site),
-        alpha=None if seed is None else float(seed.alpha),
-        contribution=None if seed is None else seed.contribution,
-    )
+    seed, place = slot.seed, (slot.name, slot.site.layout, slot.site.shape)
+    if seed is None:
+        return SlotSummary(*place, SlotState.DORMANT if slot.enabled else SlotState.DISABLED)
+    stage = SlotState.FOSSILIZED if seed.fossilized else SlotState.LIVE
+    costs = seed.parameter_count, seed.flops_at(slot.site)
+    return SlotSummary(*place, stage, seed.blueprint.name, *costs, float(seed.alpha), seed.contribution)
 
 
 def count_tried(tried: Sequence[TriedModule]) -> str:

@@ -97,7 +97,7 @@ def draw_fossils(suite: Suite, prices: Prices, budget: Budget, instance: Instanc
         choice = choices[int(rng.integers(len(choices)))]
         if choice is None:
             continue
-        cost = [kinds[choice].parameters_at(site), kinds[choice].flops_at(site)]
+        cost = kinds[choice].cost_at(site)
         if (left - cost >= 0).all():
             left = left - cost
             fossils.append(SeedKind(slot, choice, Blend.ADD))

@@ -98,7 +98,7 @@ class Prices:
         if widths not in self._counts:
             host, kinds = self._suite.host(instance), [get(name) for name in self._suite.blueprints]
             sites = [site.find_in(host, width) for site, width in zip(self._sites, widths, strict=True)]
-            seeds = [[kind.flops_at(site) if kind.supports(site) else 0 for kind in kinds] for site in sites]
+            seeds = [[kind.cost_at(site).flops if kind.supports(site) else 0 for kind in kinds] for site in sites]
             self._counts[widths] = sites, self._suite.flops(instance), Cost.of_blueprints(np.array([seeds]))
         return self._counts[widths]
 

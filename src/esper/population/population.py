@@ -102,8 +102,7 @@ class NetworkSpecs:
                 for index, kind in enumerate(self.kinds):
                     if kind.supports(site):
                         compatible[rows, slot, index] = True
-                        parameters[rows, slot, index] = kind.parameters_at(site)
-                        flops[rows, slot, index] = kind.flops_at(site)
+                        parameters[rows, slot, index], flops[rows, slot, index] = kind.cost_at(site)
                 for blend in Blend:
                     blend_parameters[rows, slot, blend] = count_blend_parameters(blend, site)
         added = Cost(parameters, blend_parameters)

@@ -82,7 +82,7 @@ def test_fossils_are_charged_for_from_the_first_step() -> None:
     forward = prices.network(one, ())
     for slot, blueprint, _ in SHAPE:
         site = replace(sites[slot], width=one.widths[slot])
-        forward += get(suite.blueprints[blueprint]).flops_at(site)
+        forward += get(suite.blueprints[blueprint]).cost_at(site).flops
     assert prices.network(one, SHAPE) == forward
     assert found.flops == 3 * forward * 5 * prices.examples
     assert found.added_parameters > 0

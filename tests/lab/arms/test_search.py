@@ -154,7 +154,7 @@ def drawn(seed: int, instance: Instance, count: int) -> list[Fossils]:
 def count_parameters(network: Fossils, suite: Suite, instance: Instance) -> int:
     """Parameters of the fossils."""
     sites, kinds = Prices(suite).count(instance)[0], [get(name) for name in suite.blueprints]
-    return sum(kinds[one.blueprint].parameters_at(sites[one.slot]) for one in network)
+    return sum(kinds[one.blueprint].cost_at(sites[one.slot]).parameters for one in network)
 
 
 @pytest.mark.landing

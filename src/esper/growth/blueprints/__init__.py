@@ -4,10 +4,11 @@ Importing this package registers the built-in ones.
 """
 
 from esper.growth.blueprints import blocks, channels, lora, mixing, units
-from esper.growth.blueprints.registry import Blueprint, Family, for_site, get, names, register
+from esper.growth.blueprints.registry import Blueprint, BlueprintCost, Family, for_site, get, names, register
 
 __all__ = [
     "Blueprint",
+    "BlueprintCost",
     "Family",
     "blocks",
     "channels",

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.errors import SlotError
-from esper.growth.blueprints.registry import Blueprint, Context, Family, Folded, LayerCall, register
+from esper.growth.blueprints.registry import Blueprint, BlueprintCost, Context, Family, Folded, LayerCall, register
 from esper.growth.depth import copy_block
 from esper.growth.inputs import drop_caches
 from esper.growth.site import Layout, Site
@@ -77,14 +77,9 @@ class BlockCopy(Blueprint):
         return Folded.INSERTED
 
     @classmethod
-    def parameters_at(cls, site: Site) -> int:
+    def cost_at(cls, site: Site) -> BlueprintCost:
         assert site.layer is not None, "call supports(site) first"
-        return sum(parameter.numel() for parameter in site.layer.module.parameters())
-
-    @classmethod
-    def flops_at(cls, site: Site) -> int:
-        assert site.layer is not None, "call supports(site) first"
-        return site.layer.flops
+        return BlueprintCost(sum(parameter.numel() for parameter in site.layer.module.parameters()), site.layer.flops)
 
     @classmethod
     def supports(cls, site: Site) -> bool:

@@ -13,7 +13,7 @@ from esper.growth.blueprints.layers import (
     to_columns,
     zeros,
 )
-from esper.growth.blueprints.registry import Blueprint, Context, Family, register
+from esper.growth.blueprints.registry import Blueprint, BlueprintCost, Context, Family, register
 from esper.growth.site import CHANNELS_LAST, Layout, Site
 from esper.numerics.modules import Stackable, linear
 
@@ -39,12 +39,8 @@ class Norm(Blueprint, Stackable):
         return from_columns(scaled, features, self.layout)
 
     @classmethod
-    def parameters_at(cls, site: Site) -> int:
-        return 2 * site.width
-
-    @classmethod
-    def flops_at(cls, site: Site) -> int:  # noqa: ARG003 (all work is elementwise)
-        return 0
+    def cost_at(cls, site: Site) -> BlueprintCost:
+        return BlueprintCost(2 * site.width, 0)  # all work is elementwise
 
 
 @register
@@ -70,13 +66,10 @@ class Mlp(Blueprint, Stackable):
         return from_columns(linear(self.outer, hidden, self.outer_bias), features, self.layout)
 
     @classmethod
-    def parameters_at(cls, site: Site) -> int:
+    def cost_at(cls, site: Site) -> BlueprintCost:
         hidden = cls.expansion * site.width
-        return 2 * hidden * site.width + hidden + site.width
-
-    @classmethod
-    def flops_at(cls, site: Site) -> int:
-        return 4 * site.positions * cls.expansion * site.width**2
+        weights = 2 * hidden * site.width
+        return BlueprintCost(weights + hidden + site.width, 2 * site.positions * weights)
 
 
 @register
@@ -118,12 +111,9 @@ class LowRank(Blueprint, Stackable):
         return max(1, site.width // 4)
 
     @classmethod
-    def parameters_at(cls, site: Site) -> int:
-        return 2 * cls.rank_at(site) * site.width
-
-    @classmethod
-    def flops_at(cls, site: Site) -> int:
-        return 4 * site.positions * cls.rank_at(site) * site.width
+    def cost_at(cls, site: Site) -> BlueprintCost:
+        weights = 2 * cls.rank_at(site) * site.width
+        return BlueprintCost(weights, 2 * site.positions * weights)
 
 
 RANK = 8
@@ -162,12 +152,9 @@ class InputSkip(Blueprint, Stackable):
         return from_columns(linear(self.weight, columns, self.bias), features, self.layout)
 
     @classmethod
-    def parameters_at(cls, site: Site) -> int:
-        return site.width * (site.input_shape[-1] + 1)
-
-    @classmethod
-    def flops_at(cls, site: Site) -> int:
-        return 2 * site.positions * site.width * site.input_shape[-1]
+    def cost_at(cls, site: Site) -> BlueprintCost:
+        weights = site.width * site.input_shape[-1]
+        return BlueprintCost(weights + site.width, 2 * site.positions * weights)
 
     @classmethod
     def supports(cls, site: Site) -> bool:
@@ -212,12 +199,9 @@ class Gate(Blueprint, Stackable):
         return HIDDEN
 
     @classmethod
-    def parameters_at(cls, site: Site) -> int:
-        return 2 * cls.hidden_at(site) * site.width + cls.hidden_at(site) + site.width
-
-    @classmethod
-    def flops_at(cls, site: Site) -> int:
-        return 4 * cls.hidden_at(site) * site.width
+    def cost_at(cls, site: Site) -> BlueprintCost:
+        weights = 2 * cls.hidden_at(site) * site.width
+        return BlueprintCost(weights + cls.hidden_at(site) + site.width, 2 * weights)
 
 
 @register

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from esper.growth.blueprints.layers import zeros
-from esper.growth.blueprints.registry import Blueprint, Context, Family, Folded, register
+from esper.growth.blueprints.registry import Blueprint, BlueprintCost, Context, Family, Folded, register
 from esper.growth.blueprints.units import is_wide_layer, require_wide_layer
 from esper.growth.site import Layout, Site, WideLayer
 
@@ -64,15 +64,14 @@ class LoRA(Blueprint):
         return Folded.MERGED
 
     @classmethod
-    def parameters_at(cls, site: Site) -> int:
-        outputs, *inner = _require_layer(site).weight.shape
-        return cls.rank * (math.prod(inner) + outputs)
-
-    @classmethod
-    def flops_at(cls, site: Site) -> int:
+    def cost_at(cls, site: Site) -> BlueprintCost:
+        layer = None if site.layer is None else site.layer.module
+        # By now the weight may be computed from other tensors; its shape is still the same.
+        assert isinstance(layer, WideLayer), "call supports(site) first"
+        outputs, *inner = layer.weight.shape
+        weights = cls.rank * (math.prod(inner) + outputs)
         # Not `site.positions`: a linear layer has its channels last even where the features have an image's shape.
-        positions = math.prod(site.shape) // len(_require_layer(site).weight)
-        return 2 * positions * cls.parameters_at(site)
+        return BlueprintCost(weights, 2 * (math.prod(site.shape) // outputs) * weights)
 
     @classmethod
     def supports(cls, site: Site) -> bool:
@@ -84,13 +83,6 @@ def _find_layer(site: Site) -> WideLayer | None:
     layer = None if site.layer is None or not site.layer.unaltered else site.layer.module
     if layer is None or not is_wide_layer(layer) or getattr(layer, "padding_mode", "zeros") != "zeros":
         return None
-    return layer
-
-
-def _require_layer(site: Site) -> WideLayer:
-    layer = None if site.layer is None else site.layer.module
-    # By now the weight may be computed from other tensors; its shape is still the same.
-    assert isinstance(layer, WideLayer), "call supports(site) first"
     return layer
 
 

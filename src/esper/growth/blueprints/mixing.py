@@ -22,7 +22,7 @@ from esper.growth.blueprints.layers import (
     to_columns,
     zeros,
 )
-from esper.growth.blueprints.registry import Blueprint, Family, register
+from esper.growth.blueprints.registry import Blueprint, BlueprintCost, Family, register
 from esper.growth.site import Layout, Site
 from esper.numerics.modules import Stackable, linear
 
@@ -69,12 +69,9 @@ class Conv3x3(Convolution):
         return from_columns(linear(self.outer, hidden, self.outer_bias), features, self.layout)
 
     @classmethod
-    def parameters_at(cls, site: Site) -> int:
-        return (count_taps(site) + 1) * site.width**2 + 2 * site.width
-
-    @classmethod
-    def flops_at(cls, site: Site) -> int:
-        return 2 * site.positions * (count_taps(site) + 1) * site.width**2
+    def cost_at(cls, site: Site) -> BlueprintCost:
+        weights = (count_taps(site) + 1) * site.width**2
+        return BlueprintCost(weights + 2 * site.width, 2 * site.positions * weights)
 
 
 @register
@@ -105,12 +102,9 @@ class Depthwise(Convolution):
         return from_columns(linear(self.pointwise, filtered, self.bias), features, self.layout)
 
     @classmethod
-    def parameters_at(cls, site: Site) -> int:
-        return count_taps(site) * site.width + site.width**2 + site.width
-
-    @classmethod
-    def flops_at(cls, site: Site) -> int:
-        return 2 * site.positions * (count_taps(site) * site.width + site.width**2)
+    def cost_at(cls, site: Site) -> BlueprintCost:
+        weights = count_taps(site) * site.width + site.width**2
+        return BlueprintCost(weights + site.width, 2 * site.positions * weights)
 
 
 REDUCTION = 4
@@ -155,14 +149,10 @@ class Bottleneck(Convolution):
         return max(1, site.width // REDUCTION)
 
     @classmethod
-    def parameters_at(cls, site: Site) -> int:
+    def cost_at(cls, site: Site) -> BlueprintCost:
         width, inner = site.width, cls.inner_width(site)
-        return 2 * inner * width + count_taps(site) * inner**2 + 2 * inner + width
-
-    @classmethod
-    def flops_at(cls, site: Site) -> int:
-        width, inner = site.width, cls.inner_width(site)
-        return 2 * site.positions * (2 * inner * width + count_taps(site) * inner**2)
+        weights = 2 * inner * width + count_taps(site) * inner**2
+        return BlueprintCost(weights + 2 * inner + width, 2 * site.positions * weights)
 
 
 class TokenMixer(Blueprint, Stackable):
@@ -194,12 +184,9 @@ class TokenConv(TokenMixer):
         return from_columns(linear(self.outer, hidden), features, self.layout)
 
     @classmethod
-    def parameters_at(cls, site: Site) -> int:
-        return (TAPS + 1) * site.width**2 + site.width
-
-    @classmethod
-    def flops_at(cls, site: Site) -> int:
-        return 2 * site.positions * (TAPS + 1) * site.width**2
+    def cost_at(cls, site: Site) -> BlueprintCost:
+        weights = (TAPS + 1) * site.width**2
+        return BlueprintCost(weights + site.width, 2 * site.positions * weights)
 
 
 @register
@@ -235,12 +222,9 @@ class TokenMix(TokenMixer):
         return from_columns(linear(self.outer * self.live.unsqueeze(-2), columns), features, self.layout)
 
     @classmethod
-    def parameters_at(cls, site: Site) -> int:
-        return site.positions**2 + site.positions + site.width**2
-
-    @classmethod
-    def flops_at(cls, site: Site) -> int:
-        return 2 * site.positions * site.width * (site.positions + site.width)
+    def cost_at(cls, site: Site) -> BlueprintCost:
+        parameters = site.positions**2 + site.positions + site.width**2
+        return BlueprintCost(parameters, 2 * site.positions * site.width * (site.positions + site.width))
 
 
 KEY = 4
@@ -286,14 +270,10 @@ class Attention(TokenMixer):
         return from_columns(linear(self.values, attended.flatten(-2), self.bias), features, self.layout)
 
     @classmethod
-    def parameters_at(cls, site: Site) -> int:
-        return 2 * KEY * site.width + site.width**2 + site.width
-
-    @classmethod
-    def flops_at(cls, site: Site) -> int:
-        projections = 2 * site.positions * (2 * KEY * site.width + site.width**2)
+    def cost_at(cls, site: Site) -> BlueprintCost:
+        weights = 2 * KEY * site.width + site.width**2
         attention = 2 * site.positions**2 * (KEY + site.width)
-        return projections + attention
+        return BlueprintCost(weights + site.width, 2 * site.positions * weights + attention)
 
 
 def attend_by_example(queries: Tensor, keys: Tensor, tokens: Tensor, *, causal: bool) -> Tensor:

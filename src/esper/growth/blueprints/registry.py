@@ -76,6 +76,18 @@ class LayerCall(NamedTuple):
         return len(self.arguments) > 0 and all(argument is None or argument is False for argument in rest)
 
 
+class BlueprintCost(NamedTuple):
+    """What a blueprint costs at a site."""
+
+    parameters: int
+    """Number of scalars."""
+    flops: int
+    """FLOPs of one forward pass for one example, as torch's FLOP counter counts them for hosts.
+
+    Two for each multiply-add in matrix products, convolutions and attention; all other operations count as zero.
+    """
+
+
 class Folded(StrEnum):
     """How `Blueprint.fold` made a blueprint part of a plain host."""
 
@@ -162,16 +174,8 @@ class Blueprint(nn.Module, ABC):
 
     @classmethod
     @abstractmethod
-    def parameters_at(cls, site: Site) -> int:
-        """Number of parameters at ``site``."""
-
-    @classmethod
-    @abstractmethod
-    def flops_at(cls, site: Site) -> int:
-        """FLOPs of one forward pass for one example at ``site``, as torch's FLOP counter counts them for hosts.
-
-        Two for each multiply-add in matrix products, convolutions and attention; all other operations count as zero.
-        """
+    def cost_at(cls, site: Site) -> BlueprintCost:
+        """Numbers of parameters and FLOPs at ``site``."""
 
     @classmethod
     def supports(cls, site: Site) -> bool:

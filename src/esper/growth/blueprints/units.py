@@ -10,10 +10,19 @@ from torch import Tensor, nn
 from torch.nn.utils import skip_init  # pyright: ignore[reportUnknownVariableType]
 from torch.utils.hooks import RemovableHandle
 
-from esper.errors import ExportError, SlotError, did_you_mean
-from esper.growth.blueprints.registry import Blueprint, Context, Family, Folded, LayerCall, register, register_sizes
+from esper.errors import ExportError, SlotError
+from esper.growth.blueprints.registry import (
+    Blueprint,
+    BlueprintCost,
+    Context,
+    Family,
+    Folded,
+    LayerCall,
+    register,
+    register_sizes,
+)
 from esper.growth.depth import copy_block
-from esper.growth.hooks import find_tensors, is_close, list_named_modules
+from esper.growth.hooks import find_submodule, find_tensors, is_close
 from esper.growth.site import Hidden, Layout, Site, WideLayer, find_channel_axis
 from esper.numerics.modules import Stackable, keep_generators, keep_modes
 
@@ -87,19 +96,14 @@ class Units(Blueprint):
         return cls.size or max(_require_hidden(site).width // _SHARE, 1)
 
     @classmethod
-    def parameters_at(cls, site: Site) -> int:
+    def cost_at(cls, site: Site) -> BlueprintCost:
         # One unit has a row and perhaps a bias of the first layer, and a column of the last one.
         hidden = _require_hidden(site)
-        one = hidden.first.weight[0].numel() + (hidden.first.bias is not None) + hidden.last.weight[:, 0].numel()
-        return cls.count_units(site) * one
-
-    @classmethod
-    def flops_at(cls, site: Site) -> int:
-        # One unit costs a row of the first layer at each of its positions, and a column of the last one at each output.
-        hidden = _require_hidden(site)
-        column = math.prod((*site.shape, *hidden.last.weight.shape[2:]))
-        one = hidden.positions * hidden.first.weight[0].numel() + column
-        return 2 * cls.count_units(site) * one
+        units, row = cls.count_units(site), hidden.first.weight[0].numel()
+        parameters = row + (hidden.first.bias is not None) + hidden.last.weight[:, 0].numel()
+        # The row is applied at each of the unit's positions, the column at each output.
+        products = hidden.positions * row + math.prod((*site.shape, *hidden.last.weight.shape[2:]))
+        return BlueprintCost(units * parameters, 2 * units * products)
 
     @classmethod
     def supports(cls, site: Site) -> bool:
@@ -154,12 +158,8 @@ def find_hidden(host: nn.Module, names: Sequence[str], run: Callable[[], object]
     layer returns noise, the last one gets what they make of these units among others. ``run`` calls the host with its
     example input.
     """
-    modules = dict(list_named_modules(host, remove_duplicate=False))
-    for name in names:
-        if name not in modules:
-            raise SlotError(f"the host has no submodule {name!r}{did_you_mean(name, modules) or ''}")
-    first, *between, last = (modules[name] for name in names)
-    described = [f"{name!r} ({type(modules[name]).__name__})" for name in names]
+    first, *between, last = modules = [find_submodule(host, name) for name in names]
+    described = [f"{name!r} ({type(module).__name__})" for name, module in zip(names, modules, strict=True)]
 
     def refuse(problem: str) -> SlotError:
         return SlotError(f"no units can be added between {names[0]!r} and {names[-1]!r}: {problem}")
