@@ -249,7 +249,7 @@ def test_one_beside_another_leaves_it_counting() -> None:
     before = first.flops
     copy.deepcopy(model)(inputs())
     assert first.flops == before, "a copy is not counted"
-    assert not copy.deepcopy(model).input_hook.pass_counters
+    assert not copy.deepcopy(model).input_hook.before_pass
 
 
 @pytest.mark.parametrize(

@@ -240,7 +240,7 @@ def test_one_example_alone_is_refused(shape: tuple[int, ...]) -> None:
 )
 def test_the_channels_of_outputs(outputs: tuple[int, ...], classes: int) -> None:
     host = nn.Sequential(nn.Identity(), nn.Identity())
-    assert probe(host, ["0"], torch.zeros(2, *outputs)).outputs == classes
+    assert attach(host, ["0"], torch.zeros(2, *outputs)).outputs == classes
 
 
 # Errors of `esper.attach`, with advice.

@@ -55,7 +55,8 @@ class Spending:
         """The `share` until the next decision, which several processes have in common; None: it is computed anew."""
         if training_flops is not None:
             self._require_countable()
-        model.input_hook.pass_counters.append(self)
+        model.input_hook.before_pass.append(self.count_forward)
+        model.input_hook.after_pass.append(self.count_backward)
 
     @property
     def flops(self) -> float:

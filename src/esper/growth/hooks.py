@@ -2,10 +2,10 @@
 
 import hashlib
 import sys
-from collections.abc import Generator, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -90,17 +90,6 @@ def holds_features(output: Any) -> bool:
     return type(output) is tuple and isinstance(next(iter(cast("tuple[Any, ...]", output)), None), Tensor)
 
 
-class PassCounter(Protocol):
-    """Is called before each forward pass with the network's input, and after it with its outputs that have a gradient.
-
-    There are no such outputs if they are unknown. If gradients are disabled, it is not called afterwards.
-    """
-
-    def count_forward(self, inputs: Tensor) -> None: ...
-
-    def count_backward(self, outputs: Sequence[Tensor]) -> None: ...
-
-
 class InputHook(nn.Module):
     """Forward pre-hook of the host that keeps the network's input until the next pass, for seeds that need it.
 
@@ -116,7 +105,10 @@ class InputHook(nn.Module):
         """Name of a mask or cache among the arguments of the last forward pass; empty if there was none."""
         self.inputs: Tensor | None = None
         """The input of the last forward pass; None before any."""
-        self.pass_counters: list[PassCounter] = []
+        self.before_pass: list[Callable[[Tensor], None]] = []
+        """Called before each forward pass with the network's input."""
+        self.after_pass: list[Callable[[Sequence[Tensor]], None]] = []
+        """Called after it with its outputs that have a gradient, none if they are unknown; only with gradients."""
 
     def forward(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         require_untraced()
@@ -128,22 +120,22 @@ class InputHook(nn.Module):
         self.mask_or_cache = find_mask_or_cache(self.names, arguments, keywords, batch)
         if inputs is not None:
             self.inputs = inputs
-            for counter in self.pass_counters:
-                counter.count_forward(inputs)
+            for count in self.before_pass:
+                count(inputs)
 
     def count_outputs(self, module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
-        """Forward hook of the host that passes the outputs to pass counters, if a backward pass may follow."""
-        if not (self.pass_counters and torch.is_grad_enabled()):
+        """Forward hook of the host that calls `after_pass`, if a backward pass may follow."""
+        if not (self.after_pass and torch.is_grad_enabled()):
             return
         tensors = list(find_tensors(output))
         # A leaf, such as a returned parameter, outlives the pass.
         outputs = [tensor for tensor in tensors if tensor.grad_fn is not None]
-        for counter in self.pass_counters if outputs or not tensors else ():
-            counter.count_backward(outputs)
+        for count in self.after_pass if outputs or not tensors else ():
+            count(outputs)
 
     def __getstate__(self) -> dict[str, Any]:
         # An input in an autograd graph can be neither copied nor pickled, and files should not contain data.
-        return {**self.__dict__, "inputs": None, "mask_or_cache": "", "pass_counters": []}
+        return {**self.__dict__, "inputs": None, "mask_or_cache": "", "before_pass": [], "after_pass": []}
 
 
 class SourceHook(GrowthHook):

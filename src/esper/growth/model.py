@@ -303,10 +303,11 @@ class GrowingModel(nn.Module):
                 "torch.utils.flop_counter.register_flop_formula",
                 stacklevel=4,
             )
-        self.outputs = probed.outputs
-        """Channels of the host's output (the classes of a classifier); None if it returns no tensor."""
-        self.output_shape = probed.output_shape
+        self.output_shape = shape = probed.output_shape
         """Shape of the host's output for the example input, ``[B, ...]``; empty if it returns no tensor."""
+        self.outputs = shape[1 if len(shape) == 4 else -1] if shape else None
+        """Channels of the host's output (the classes of a classifier), in axis 1 of images ``[B, C, H, W]`` and else
+        in the last one; None if it returns no tensor."""
         self.planters: list[Callable[[GrowingModel, dict[str, Any], str], None]] = []
         """Called with this model, a state dict that is about to be loaded, and the prefix of its names there."""
         self.register_state_dict_pre_hook(require_savable)

@@ -39,11 +39,8 @@ class ProbeResult(NamedTuple):
 
     sites: dict[str, Site]
     """Sites by submodule, in the order of the calls."""
-    outputs: int | None
-    """Number of channels of the host's output, axis 1 of images ``[B, C, H, W]`` and the last axis otherwise (the
-    classes of a classifier); None if it returns no tensor."""
     output_shape: tuple[int, ...]
-    """Shape of that output; empty if there is none."""
+    """Shape of the host's output; empty if it returns no tensor."""
     flops: int
     """FLOPs of the host's forward pass for one example, of all operations that could be counted."""
     uncounted: str
@@ -179,9 +176,8 @@ def probe(
         input_shape = tuple(inputs.shape[1:]) if inputs.is_floating_point() else ()
         is_causal_site = causal and layout is Layout.TOKENS
         sites[name] = Site(layout, width, extent, input_shape, is_causal_site, layer, hidden.get(name))
-    channels = None if returned is None else returned.shape[1 if returned.dim() == 4 else -1]
     output_shape = () if returned is None else tuple(returned.shape)
-    return ProbeResult(sites, channels, output_shape, counted.total // len(inputs), counted.uncounted, mask_or_cache)
+    return ProbeResult(sites, output_shape, counted.total // len(inputs), counted.uncounted, mask_or_cache)
 
 
 def _resolve_modules(host: nn.Module, names: Sequence[str]) -> dict[str, nn.Module]:

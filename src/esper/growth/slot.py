@@ -342,7 +342,7 @@ class Slot(GrowthHook):
         # What follows growth: configurations, the optimizer, and copies.
         self.depth.set_block(self.name, seed.blueprint.find_block())
         self.optimizer_link.add_parameters(self.name, list(seed.parameters()))
-        self._set_module(seed)
+        self.occupant = seed
         self.copies.sync_seed_change(self)
         return seed
 
@@ -368,7 +368,7 @@ class Slot(GrowthHook):
         self.require_not_disabled()
         if self.seed is not None:
             self.optimizer_link.remove_parameters(self.name, list(self.seed.parameters()))
-            self._set_module(None)
+            self.occupant = None
             self.depth.set_block(self.name, None)
             self.copies.sync_seed_change(self)
 
@@ -394,12 +394,12 @@ class Slot(GrowthHook):
         """
         occupant, placement = self.occupant, self._placement
         self._disabled.append(occupant)
-        self._set_module(None)
+        self.occupant = None
         try:
             yield
         finally:
             self._disabled.pop()
-            self._set_module(occupant)
+            self.occupant = occupant
             if self.seed is not None and self._placement != placement:
                 self.convert_seed(self.seed)
 
@@ -415,11 +415,6 @@ class Slot(GrowthHook):
                 f"slot {self.name!r} is switched off, as within model.without_growth(): leave that block before you "
                 "plant, remove or save anything"
             )
-
-    def _set_module(self, occupant: SlotModule | None) -> None:
-        """Set the module so that graphs that were compiled with the same module are valid again."""
-        del self.occupant  # otherwise a removed module and a module that never existed would differ for the compiler
-        self.occupant = occupant
 
     def _require_seed(self) -> Seed:
         if self.seed is None:

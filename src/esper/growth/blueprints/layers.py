@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from esper.growth.site import Layout, Site
+from esper.growth.site import CHANNELS_LAST, Layout, Site
 
 
 def normal(generator: torch.Generator, *shape: int, deviation: float) -> nn.Parameter:
@@ -37,44 +37,33 @@ def zeros(generator: torch.Generator, *shape: int) -> nn.Parameter:
     return nn.Parameter(torch.zeros(shape, device=generator.device))
 
 
+_AXES = {Layout.FEATURES: 1, Layout.TOKENS: 2, Layout.SEQUENCE: 2, Layout.IMAGE: 3}
+"""Number of axes of one example's features."""
+
+
 def to_columns(features: Tensor, layout: Layout) -> Tensor:
     """Turn ``[..., B, *example]`` into contiguous columns ``[..., C, P * B]``; plain features have one position."""
-    match layout:
-        case Layout.FEATURES:
-            columns = features.mT
-        case Layout.TOKENS:
-            columns = features.transpose(-3, -1).flatten(-2)
-        case Layout.SEQUENCE:
-            columns = features.movedim(-3, -1).flatten(-2)
-        case Layout.IMAGE:
-            columns = features.movedim(-4, -1).flatten(-3)
-    return columns.contiguous()
+    # The batch changes places with channels that are last, or else goes behind all axes.
+    move, axes = torch.transpose if layout in CHANNELS_LAST else torch.movedim, _AXES[layout]
+    return move(features, -1 - axes, -1).flatten(-axes).contiguous()
 
 
 def from_columns(columns: Tensor, features: Tensor, layout: Layout) -> Tensor:
     """Turn columns ``[..., C, P * B]`` back into the shape of ``features``."""
-    match layout:
-        case Layout.FEATURES:
-            return columns.mT
-        case Layout.TOKENS:
-            return split_positions(columns, features.shape[-2]).transpose(-3, -1)
-        case Layout.SEQUENCE:
-            return split_positions(columns, features.shape[-1]).movedim(-1, -3)
-        case Layout.IMAGE:
-            return columns.reshape(*columns.shape[:-1], *features.shape[-2:], -1).movedim(-1, -4)
+    move = torch.transpose if layout in CHANNELS_LAST else torch.movedim
+    spread = columns.reshape(*columns.shape[:-1], *_find_extent(features, layout), -1)
+    return move(spread, -1, -1 - _AXES[layout])
 
 
 def count_positions(features: Tensor, layout: Layout) -> int:
     """The number of positions P of each example in ``features [..., B, *example]``."""
-    match layout:
-        case Layout.FEATURES:
-            return 1
-        case Layout.TOKENS:
-            return features.shape[-2]
-        case Layout.SEQUENCE:
-            return features.shape[-1]
-        case Layout.IMAGE:
-            return features.shape[-2] * features.shape[-1]
+    return math.prod(_find_extent(features, layout))
+
+
+def _find_extent(features: Tensor, layout: Layout) -> torch.Size:
+    """The shape of one example's features without channels."""
+    axes = _AXES[layout]
+    return features.shape[-axes:-1] if layout in CHANNELS_LAST else features.shape[-axes:][1:]
 
 
 def split_positions(columns: Tensor, positions: int) -> Tensor:
