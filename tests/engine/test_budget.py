@@ -25,7 +25,7 @@ def population(budget: Budget, count: int = 1, optimizer: OptimizerSettings | No
 
 def cost(held: Population, kind: str, slot: int, what: str) -> int:
     site = replace(held.execution.sites[slot], width=int(held.specs.widths[0, slot]))
-    return int(getattr(get(kind), f"{what}_at")(site))
+    return int(getattr(get(kind).cost_at(site), what))
 
 
 @pytest.mark.parametrize("what", ["parameters", "flops"])
