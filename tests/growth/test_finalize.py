@@ -244,6 +244,13 @@ def test_it_compiles_as_one_graph() -> None:
     assert_close(compiled(draw_normal(3, 5)), model(draw_normal(3, 5)))
 
 
+@pytest.mark.filterwarnings("ignore:'block_copy' in slot")
+def test_a_copy_of_a_block_compiles_with_its_host_as_one_graph() -> None:
+    model, features = copying(nn.Linear(4, 4), lambda block, features: block(features))
+    compiled = torch.compile(model.finalize(), backend="eager", fullgraph=True)
+    assert_close(compiled(features), model(features))
+
+
 def test_the_input_may_come_by_keyword() -> None:
     model = attach(Tokenwise(), {"first": ["input_skip"]}, {"tokens": draw_normal(3, 4, 5), "scale": torch.tensor(2.0)})
     fossilize(model, "first", "input_skip")

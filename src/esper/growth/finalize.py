@@ -9,6 +9,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
+from inspect import Parameter
 from types import CodeType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
 
@@ -362,16 +363,19 @@ def add_fossil(host: nn.Module, path: str, seed: Seed, site: Site, slot: str, pl
     kept = _find_unused_name(owner, f"{prefix}inputs")
     if seed.context is Context.NETWORK:
         _relay_input(host, path, kept, place)
-    first_argument = next(iter(inspect.signature(followed.forward).parameters), "")
+    parameters = list(inspect.signature(followed.forward).parameters.values())
     in_tuple = site.layer is not None and site.layer.in_tuple
 
     def follow(unpack: Any, module: Any, arguments: Any, keywords: Any, output: Any) -> Any:
         holder = module if owner is runner else getattr(module, child)
         features = output[0] if in_tuple else output
-        if block is not None:  # the features take the place of its first argument, positional or not
-            named = keywords.copy()
-            named.pop(first_argument, None)
-            computed = unpack(holder.block, {}, (features,) + arguments[1:], named)  # noqa: RUF005
+        if block is not None:
+            if [parameter.kind for parameter in parameters] == [Parameter.POSITIONAL_OR_KEYWORD]:
+                computed = holder.block(features)
+            else:  # the features take the place of the block's first argument, positional or not
+                named = keywords.copy()
+                named.pop(parameters[0].name if parameters else "", None)
+                computed = unpack(holder.block, {}, (features,) + arguments[1:], named)  # noqa: RUF005
             changed = torch.lerp(features, computed.to(features), holder.alpha.to(features))
         else:
             inputs: list[Any] = [features]
@@ -396,7 +400,7 @@ def add_fossil(host: nn.Module, path: str, seed: Seed, site: Site, slot: str, pl
                         update(index, own)
         return (changed,) + output[1:] if in_tuple else changed  # noqa: RUF005
 
-    # A trace cannot unpack arguments; `functional_call` does. It is an argument, or unpickling would call it.
+    # A trace cannot unpack arguments; `functional_call` does, uncompiled. As a constant, unpickling would call it.
     runner.register_forward_hook(functools.partial(fx.symbolic_trace(follow), functional_call), with_kwargs=True)
 
 
