@@ -67,27 +67,27 @@ def save(model: GrowingModel, folder: FilePath) -> None:
     require_attached(model)
     folder = Path(folder)
     data = encode(copy_to_cpu(_collect_tensors(model)))
-    slots: list[SavedSlot] = []
-    for slot in model.slots.values():
-        seed = slot.seed
-        slots.append(
-            SavedSlot(
-                name=slot.name,
-                hidden=slot.chain[:-1],
-                site=SavedSite.model_validate(slot.site, from_attributes=True),
-                blueprints=slot.blueprints,
-                enabled=slot.enabled,
-                seed=None
-                if seed is None
-                else SavedSeed(
-                    blueprint=seed.blueprint.name,
-                    blend=seed.blend.name.lower(),  # pyright: ignore[reportArgumentType] (pydantic checks it)
-                    fossilized=seed.fossilized,
-                    contribution=seed.contribution if isfinite(seed.contribution or 0) else None,
-                    fixed=seed.fixed,
-                ),
-            )
+    seeds = {
+        name: SavedSeed(
+            blueprint=seed.blueprint.name,
+            blend=seed.blend.name.lower(),  # pyright: ignore[reportArgumentType] (pydantic checks it)
+            fossilized=seed.fossilized,
+            contribution=seed.contribution if isfinite(seed.contribution or 0) else None,
+            fixed=seed.fixed,
         )
+        for name, seed in model.seeds.items()
+    }
+    slots = [
+        SavedSlot(
+            name=slot.name,
+            hidden=slot.chain[:-1],
+            site=SavedSite.model_validate(slot.site, from_attributes=True),
+            blueprints=slot.blueprints,
+            enabled=slot.enabled,
+            seed=seeds.get(slot.name),
+        )
+        for slot in model.slots.values()
+    ]
     saved = Topology(
         slots=tuple(slots),
         frozen=model.frozen.names,
