@@ -29,6 +29,8 @@ from zoo.hosts import TransformerBlock
 
 from esper.population.learning import Batch, train
 from esper.population.population import STRATEGIES, NetworkSpec, Population, PopulationConfig, Strategy
+from esper.tasks import image_files
+from esper.tasks.image_files import FIVE, PhotoHost
 from esper.tasks.language_suite import FULL
 from esper.tasks.registry import get_suite
 from esper.train.workers import prepare_process
@@ -89,8 +91,8 @@ def conv32() -> Host:
 
 
 def images() -> Host:
-    """That of the suite with five stages."""
-    *stages, head = get_suite("images").template().children()
+    """That of the suites on photographs, with five stages."""
+    *stages, head = PhotoHost(3, image_files.FULL, CLASSES, FIVE, torch.Generator().manual_seed(0)).children()
     return Host(host(nn.Sequential(*stages), nn.AdaptiveAvgPool2d(1), nn.Flatten(), head), (3, 32, 32))
 
 

@@ -1,12 +1,15 @@
 """The context-oracle gap, on planted scores, and the fixed schedules that compete for it."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
+from pydantic import TypeAdapter
 
 from esper.lab.bench_suite import (
     NOTHING,
+    SuiteReport,
     combine_schedules,
     family_weights,
     instances_per_variant,
@@ -75,3 +78,34 @@ def test_schedules_are_all_singles_and_combinations_without_repeats() -> None:
     assert all(len(schedule.plantings) == 2 for schedule in combine_schedules(SUITE, picked, most=2))
     names = {schedule.name for schedule in combine_schedules(SUITE, picked)}
     assert names == {"mlp@0 gate@1", "mlp@0 norm@2", "mlp@1 norm@2", "gate@1 norm@2", "mlp@0 gate@1 norm@2"}
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def decimals(number: float) -> str:
+    """As in the pages: without a leading zero."""
+    return f"{number:.3f}".lstrip("0")
+
+
+def test_the_pages_have_the_gap_of_the_images_that_is_stored() -> None:
+    report = TypeAdapter(SuiteReport).validate_json((ROOT / "benchmarks/results/suites/images.json").read_text())
+    suite = get_suite("images")
+    assert {one.context for one in report.families} == set(suite.families)
+    assert {one.context for one in report.variants} == {
+        f"{one}/{v}" for one in suite.families for v in suite.variants(one)
+    }
+    best = sum(one.score for one in report.families) / len(report.families)
+    rows = [
+        f"| {one.context} | {one.schedule} | {decimals(one.score)} | {decimals(one.score_of_overall)} "
+        f"| {decimals(one.score_of_nothing)} |"
+        for one in report.families
+    ]
+    means = f"**{decimals(best)}** | **{decimals(report.overall_score)}** | **{decimals(report.nothing_score)}** |"
+    page = " ".join((ROOT / "docs/measured/suites.md").read_text().split())
+    assert " ".join([*rows, f"| **mean over families** | | {means}"]) in page
+    gap = f"{decimals(report.context_oracle_gap)} (standard error {decimals(report.standard_error)})"
+    for text in (page, " ".join((ROOT / "docs/suite.md").read_text().split())):
+        assert f"context-oracle gap is {gap}" in text
+    assert f"{report.schedules} schedules, {report.episodes:,} episodes" in page
+    assert f"The best overall schedule is {report.overall}" in page

@@ -25,6 +25,7 @@ from esper.population.execution import (
 from esper.population.learning import Batch, train
 from esper.population.parameters import ParameterLayout, SeedKind
 from esper.population.population import NetworkSpec, Population, PopulationConfig
+from esper.tasks.image_files import FIVE, FOUR, FULL, THREE, PhotoHost, PhotoSuite
 from esper.tasks.registry import get_suite
 from open_rules import open_rules
 from population.scenes import (
@@ -307,25 +308,19 @@ def signals() -> nn.Module:
     )
 
 
-SUITE = get_suite("images")
-VARIANTS = (
-    ("shape", "large_3_stages"),
-    ("shape", "large_5_stages"),
-    ("shape", "small_4_stages"),
-    ("bright", "loud"),
-    ("plain", "hue"),
-)
-"""Hosts of three, five, four, four and three stages."""
-SHAPES = {"images": (1, 5, 5), "signals": (1, 8), "the suite": SUITE.input_shape}
+def photo_host(stages: tuple[str, ...]) -> PhotoHost:
+    return PhotoHost(3, FULL, 10, stages, torch.Generator().manual_seed(0))
+
+
+PHOTO_STAGES = (THREE, FIVE, FOUR, ("late",), THREE)
+SHAPES = {"images": (1, 5, 5), "signals": (1, 8), "photos": (3, 32, 32)}
 SPATIAL = ("norm", "conv1x1", "depthwise", "conv3x3", "gate")
 
 
 def population_of(name: str, strategy: str) -> tuple[PopulationConfig, list[NetworkSpec]]:
-    if name == "the suite":
-        rng = np.random.default_rng(0)
-        chosen = [SUITE.draw(*variant, seed, rng) for seed, variant in enumerate(VARIANTS)]
-        hosts, template = [SUITE.host(one) for one in chosen], SUITE.template()
-        slots, widths = SUITE.sites, chosen[0].widths
+    if name == "photos":
+        hosts, template = [photo_host(stages) for stages in PHOTO_STAGES], photo_host(FIVE)
+        slots, widths = PhotoSuite.sites, FULL
     else:
         build = images if name == "images" else signals
         hosts, template = [build() for _ in range(NETWORKS)], build()
@@ -351,7 +346,7 @@ def batch_of(name: str, seed: int) -> Batch:
     return Batch(drawn(NETWORKS, EXAMPLES, *SHAPES[name], seed=seed), labels)
 
 
-@pytest.mark.parametrize("name", ["images", "signals", pytest.param("the suite", marks=pytest.mark.landing)])
+@pytest.mark.parametrize("name", ["images", "signals", pytest.param("photos", marks=pytest.mark.landing)])
 @pytest.mark.parametrize("strategy", ["stacked", "looped"])
 def test_growing_convolutional_populations_equal_a_loop_over_modules(name: str, strategy: str) -> None:
     shared, networks = population_of(name, strategy)

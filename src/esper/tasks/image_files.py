@@ -17,7 +17,7 @@ import os
 import struct
 import tarfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,15 +25,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from esper.errors import TaskError
 from esper.numerics.arrays import Ints
+from esper.numerics.modules import initialise
 from esper.tasks.datasets import CLASSES, DatasetSuite, make_read_only
-from esper.tasks.image_suite import FIVE, FULL, SIDE, STAGES, ImageHost, ImageSuite
 from esper.tasks.instance import Instance, LabelledArrays
-from esper.tasks.suite import Source, find_by_name
+from esper.tasks.suite import OptimizerSettings, Source, find_by_name
 
 Bytes = NDArray[np.uint8]
+SIDE = 32
+"""Side of an image, in pixels."""
 
 
 class ImageSet(NamedTuple):
@@ -150,6 +153,76 @@ def read_cifar10(path: Path) -> ImageSet:
     return ImageSet(images, labels, test_images, test_labels)
 
 
+# The host
+
+Stages = tuple[str, ...]
+"""The residual stages of a host, in addition to the three that every host has."""
+THREE, FOUR, FIVE = (), ("early",), ("early", "late")
+STAGES: Mapping[str, Stages] = {"3_stages": THREE, "4_stages": FOUR, "5_stages": FIVE}
+"""Residual stages by the name of the variant."""
+FULL = (24, 48, 64)
+
+
+def make_convolution(
+    inputs: int, outputs: int, kernel: int, generator: torch.Generator, *, stride: int = 1
+) -> nn.Conv2d:
+    """A convolution on images ``[B, C, H, W]``, padded by half its kernel unless it cuts the image into patches."""
+    padding = 0 if stride == kernel else kernel // 2
+    layer = nn.Conv2d(inputs, outputs, kernel, stride=stride, padding=padding, device="meta")
+    initialise(layer, generator)
+    return layer
+
+
+class ResidualStage(nn.Module):
+    """``h + W relu(V * h + b)``, where ``V`` is a 3 x 3 convolution to ``inner`` channels; ``W = 0`` at first.
+
+    Without inner channels it is the identity. Padding does not change what it computes: an inner channel with zero
+    weights contributes nothing and gets no gradient.
+    """
+
+    def __init__(self, width: int, inner: int, generator: torch.Generator) -> None:
+        super().__init__()
+        self.inner = inner
+        # Torch warns about layers without channels, so the layer is built with at least one.
+        self.spread = nn.Conv2d(width, max(inner, 1), 3, padding=1, device="meta")
+        self.spread.weight = nn.Parameter(self.spread.weight[:inner])
+        initialise(self.spread, generator)
+        # As in Fixup (Zhang et al., 2019, arXiv:1901.09321): without normalisation, a branch starts at zero.
+        self.merge = nn.Conv2d(max(inner, 1), width, 1, bias=False, device="meta")
+        self.merge.weight = nn.Parameter(torch.zeros(width, inner, 1, 1))
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        if not self.inner:
+            return features
+        return features + self.merge(self.spread(features).relu())
+
+
+class PhotoHost(nn.Module):
+    """Three to five stages and a mean over pixels: images ``[B, C, 32, 32]`` to logits ``[B, classes]``.
+
+    ``patches`` and ``halving`` cut the image into patches of 4 x 4 and then 2 x 2 pixels; ``fusion`` mixes channels.
+    The residual stages ``early``, at 8 x 8, and ``late``, at 4 x 4, exist if ``stages`` names them; without them, no
+    position depends on anything outside its patch. The sites are after ``early``, ``late`` and ``fusion``.
+    """
+
+    def __init__(
+        self, colours: int, widths: Sequence[int], classes: int, stages: Stages, generator: torch.Generator
+    ) -> None:
+        super().__init__()
+        first, second, third = widths
+        self.patches = nn.Sequential(make_convolution(colours, first, 4, generator, stride=4), nn.ReLU())
+        self.early = ResidualStage(first, first // 2 if "early" in stages else 0, generator)
+        self.halving = nn.Sequential(make_convolution(first, second, 2, generator, stride=2), nn.ReLU())
+        self.late = ResidualStage(second, second // 2 if "late" in stages else 0, generator)
+        self.fusion = nn.Sequential(make_convolution(second, third, 1, generator), nn.ReLU())
+        self.head = nn.Linear(third, classes, device="meta")
+        initialise(self.head, generator)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        features = self.late(self.halving(self.early(self.patches(inputs))))
+        return self.head(self.fusion(features).mean((-2, -1)))
+
+
 # Suites
 
 
@@ -157,25 +230,25 @@ def read_cifar10(path: Path) -> ImageSet:
 def _flatten_images(read: Callable[[Any], ImageSet], place: Any) -> LabelledArrays:
     """All training examples, then the test examples that suites use: ``[N, C * SIDE * SIDE]``, framed in black."""
     data = read(place)
-    images = np.concatenate([data.images, data.test_images[: ImageSuite.test_size]])
+    images = np.concatenate([data.images, data.test_images[: PhotoSuite.test_size]])
     frame = (SIDE - images.shape[-1]) // 2
     images = np.pad(images, ((0, 0), (0, 0), (frame, frame), (frame, frame))).reshape(len(images), -1)
-    labels = np.concatenate([data.labels, data.test_labels[: ImageSuite.test_size]])
+    labels = np.concatenate([data.labels, data.test_labels[: PhotoSuite.test_size]])
     return make_read_only(images, labels)
 
 
 class PhotoSuite(DatasetSuite):
-    """A suite on a data set in files, with the hosts of `ImageSuite`; a variant is the host's number of stages."""
+    """A suite on a data set in files, with convolutional hosts; a variant is the host's number of stages."""
 
-    sites = ImageSuite.sites
-    blueprints = ImageSuite.blueprints
-    steps = ImageSuite.steps
-    batches_per_step = ImageSuite.batches_per_step
-    batch_size = ImageSuite.batch_size
-    validation_size = ImageSuite.validation_size
-    test_size = ImageSuite.test_size
-    optimizer = ImageSuite.optimizer
-    learning_rates = ImageSuite.learning_rates
+    sites = ("early", "late", "fusion")
+    blueprints = ("norm", "conv1x1", "depthwise", "conv3x3", "bottleneck", "gate")
+    steps = 20
+    batches_per_step = 8
+    batch_size = 16
+    validation_size = 128
+    test_size = 384
+    optimizer = OptimizerSettings()
+    learning_rates = (0.003, 0.008)
     train_sizes = (512, 1024, 2048)
     scarce_train_size = 256
     host_widths = (FULL,)
@@ -183,15 +256,15 @@ class PhotoSuite(DatasetSuite):
     def list_widths(self) -> dict[str, tuple[int, ...]]:
         return dict.fromkeys(STAGES, FULL)
 
-    def build_host(self, widths: tuple[int, ...], generator: torch.Generator) -> ImageHost:
+    def build_host(self, widths: tuple[int, ...], generator: torch.Generator) -> PhotoHost:
         """The host with all stages."""
-        return ImageHost(self.input_shape[0], widths, self.classes, FIVE, generator)
+        return PhotoHost(self.input_shape[0], widths, self.classes, FIVE, generator)
 
-    def host(self, instance: Instance) -> ImageHost:
+    def host(self, instance: Instance) -> PhotoHost:
         self.check(instance)
         stages = find_by_name(f"variant of suite '{self.name}'", instance.variant, STAGES)
         generator = torch.Generator().manual_seed(instance.seed)
-        return ImageHost(self.input_shape[0], instance.widths, self.classes, stages, generator)
+        return PhotoHost(self.input_shape[0], instance.widths, self.classes, stages, generator)
 
 
 class FashionMnistSuite(PhotoSuite):
