@@ -257,7 +257,7 @@ class ImageSuite(SampledSuite, VariantSuite):
     widths = (8, 8, 8)
     train_sizes = (512,)
     rent = 0.08
-    learning_rates = (0.004, 0.006)
+    learning_rates = (0.008, 0.012)
     drift_steps = range(7, 10)
     families = tuple(TRAINING)
     transfer_families = tuple(TRANSFER)
