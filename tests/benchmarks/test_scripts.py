@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import operations
+from benchmarks import interrupted_saves, operations
 from benchmarks.operations import Player, measure_costs
 from benchmarks.population import Work, advance, advance_loop, evaluate_separately
 from benchmarks.promise import compare as compare_with_promises
@@ -46,6 +46,33 @@ def test_what_a_script_imports_is_there(path: Path) -> None:
     ours = [(module, name) for module, name in imported if module.partition(".")[0] == "esper"]
     missing = [f"{module}.{name}" for module, name in ours if not hasattr(import_module(module), name)]
     assert missing == []
+
+
+class Killed(BaseException):
+    """Nothing catches it, as nothing catches a kill."""
+
+
+@pytest.mark.landing
+@pytest.mark.parametrize("moves", [1, 2, 4])
+@pytest.mark.parametrize("loop", ["grower", "ladder"])
+def test_a_loop_stopped_while_it_saves_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loop: str, moves: int
+) -> None:
+    interrupted_saves.main(loop, tmp_path / "whole")
+    replace, left = Path.replace, iter(range(moves))
+
+    def replace_or_die(path: Path, target: Path) -> Path:
+        if next(left, None) is None:
+            raise Killed
+        return replace(path, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", replace_or_die)
+        with pytest.raises(Killed):
+            interrupted_saves.main(loop, tmp_path / "cut")
+    interrupted_saves.main(loop, tmp_path / "cut")
+    whole, cut = ((tmp_path / name / "result.safetensors").read_bytes() for name in ("whole", "cut"))
+    assert cut == whole
 
 
 def test_candidates_are_scored_and_looked_at_instance_by_instance() -> None:

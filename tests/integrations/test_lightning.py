@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import esper
 from esper.engine.engine import GrowthConfig
 from esper.errors import CheckpointError, ConfigError, SlotError
-from esper.growth.persist import describe_structure
+from esper.growth.persist import GrowthInStateDict, describe_structure
 from esper.lifecycle.table import Stage
 from factories import HELD, make_data, make_growing, make_host, remembered, validate
 from ladders.small import WIDTH, Decoder, compute_loss, evaluate, tokens
@@ -141,6 +141,20 @@ def test_what_is_unfinished_is_decided_on_if_fit_resumes_from_the_end(tmp_path: 
     assert describe_structure(resumed.model) == describe_structure(whole.model) != {}
     assert_equal(resumed, whole)
     assert late.grower.decisions == EPOCHS
+
+
+def test_a_grown_checkpoint_is_loaded_after_growth_is_in_the_state_dict_and_refused_before(tmp_path: Path):
+    module = Classifier()
+    fit(tmp_path, module, callback(), EPOCHS).save_checkpoint(tmp_path / "end.ckpt")
+    assert module.model.seeds
+    with pytest.raises(CheckpointError, match=r"first make LightningGrower, .*, or .*GrowthInStateDict\(model\)"):
+        Classifier.load_from_checkpoint(tmp_path / "end.ckpt")
+    again = Classifier(seed=5)
+    GrowthInStateDict(again.model)
+    again.load_state_dict(torch.load(tmp_path / "end.ckpt", weights_only=True)["state_dict"])
+    assert_equal(again, module)
+    points = make_data(16, seed=1)[0]
+    assert torch.equal(again.model.finalize()(points), module.model.finalize()(points))
 
 
 def test_decisions_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture):

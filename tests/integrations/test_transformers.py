@@ -107,6 +107,16 @@ def test_a_resumed_training_equals_one_that_was_never_cut(tmp_path: Path, loggin
         assert torch.equal(model.finalize()(inputs=inputs, labels=labels)["logits"], logits)
 
 
+def test_a_trainer_without_the_callback_refuses_a_grown_checkpoint(tmp_path: Path):
+    prepared(tmp_path)[0].train()
+    model = classifier(5)
+    before = [parameter.clone() for parameter in model.parameters()]
+    trainer = trainer_for(model, tmp_path / "again", torch.optim.AdamW(model.parameter_groups(lr=1e-2)))
+    with pytest.raises(CheckpointError, match="first make LightningGrower, TransformersGrower"):
+        trainer.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{2 * EPOCHS}"))
+    assert all(map(torch.equal, model.parameters(), before))
+
+
 class Spoil(transformers.TrainerCallback):
     """A weight is not a number from the fourth epoch on."""
 

@@ -158,8 +158,9 @@ def _prepare_loading(model: nn.Module, state_dict: dict[str, Any], prefix: str, 
         own, saved = present.get(key.removeprefix(slots)), state_dict[key]
         if own is None or (isinstance(own, Tensor) and isinstance(saved, Tensor) and own.shape != saved.shape):
             raise CheckpointError(
-                f"the state dict has {key!r} of a seed that this model does not have, and a state dict has no "
-                "structure: save grown models with esper.save and load them with esper.load"
+                f"the state dict has {key!r} of a seed that this model does not have: save grown models with "
+                "esper.save and load them with esper.load; for a Trainer's checkpoint, first make LightningGrower, "
+                "TransformersGrower, or esper.growth.persist.GrowthInStateDict(model)"
             )
 
 
