@@ -1,5 +1,6 @@
 """The context-oracle gap, on planted scores, and the fixed schedules that compete for it."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -109,3 +110,25 @@ def test_the_pages_have_the_gap_of_the_images_that_is_stored() -> None:
         assert f"context-oracle gap is {gap}" in text
     assert f"{report.schedules} schedules, {report.episodes:,} episodes" in page
     assert f"The best overall schedule is {report.overall}" in page
+
+
+@pytest.mark.parametrize(("price", "beside"), [("parameters", "parameters"), ("flops", "FLOPs")])
+def test_the_page_has_the_gap_of_wide_hosts(price: str, beside: str) -> None:
+    """Two instances of each family: schedules are chosen on one and scored on the other, and the other way round."""
+    lines = (ROOT / "benchmarks/results/suites/images-wide.jsonl").read_text().splitlines()
+    results: dict[str, dict[str, dict[int, float]]] = {}
+    for one in map(json.loads, lines):
+        score = one["accuracy"] - 0.08 * np.log1p(one[price])
+        results.setdefault(one["schedule"], {}).setdefault(one["family"], {})[one["seed"]] = score
+    scores = np.array(
+        [[[of[seed] for seed in sorted(of)] for _, of in sorted(one.items())] for one in results.values()]
+    )
+    families = np.arange(scores.shape[1])
+    gaps = [
+        scores[scores[..., chosen].argmax(0), families, 1 - chosen]
+        - scores[scores[..., chosen].mean(1).argmax(), :, 1 - chosen]
+        for chosen in (0, 1)
+    ]
+    error = np.sqrt(np.var(gaps, axis=0, ddof=1).sum() / 2) / len(families)
+    page = " ".join((ROOT / "docs/measured/suites.md").read_text().split())
+    assert f"{decimals(float(np.mean(gaps)))} (standard error {decimals(float(error))}) by {beside}" in page
