@@ -332,8 +332,23 @@ def test_each_optimizer_that_lacks_parameters_is_named() -> None:
         optimizer = torch.optim.SGD(model.parameter_groups(lr=1e-2)[1:])
         model.link(optimizer)
         F.cross_entropy(model(inputs), labels).backward()
+        for _ in range(10):
+            optimizer.step()
         with pytest.warns(UserWarning, match="trainable parameters belong to no group of the optimizer"):
             optimizer.step()
+
+
+def test_parameters_that_another_optimizer_trains_are_not_named() -> None:
+    model, (inputs, labels) = esper.attach(make_host(), SLOTS, torch.zeros(2, 4)), make_data(48)
+    optimizer = torch.optim.SGD(model.parameter_groups(lr=1e-2)[1:])
+    model.link(optimizer)
+    other = torch.optim.SGD(model.host.parameters(), lr=1e-2)
+    F.cross_entropy(model(inputs), labels).backward()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(12):
+            optimizer.step()
+            other.step()
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, pickle.dumps])

@@ -2,9 +2,10 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 from esper import Decision
@@ -15,7 +16,7 @@ from esper.growth.summary import TriedModule
 from esper.lifecycle.actions import Op
 from esper.lifecycle.table import SeedRating, Stage
 from esper.lifecycle.transitions import Cause
-from factories import Loop, validate_examples
+from factories import Loop, validate, validate_examples
 from open_rules import open_rules
 
 CONTROLLERS = ("heuristic", "periodic", "look", "random", "all_at_start")
@@ -192,8 +193,46 @@ def test_where_something_was_kept_nothing_else_is_advised() -> None:
     play(loop)
     ending = loop.grower.finish()
     assert any(module.kept for module in ending.tried)
-    assert not ending.advice
-    assert len(str(ending).splitlines()) == 1 + len(ending.tried)
+    assert not any(sentence.startswith("Try") for sentence in ending.advice)
+    assert len(str(ending).splitlines()) == 1 + len(ending.tried) + len(ending.advice)
+
+
+@pytest.mark.parametrize("evaluate", [validate, validate_examples])
+def test_errors_of_plain_numbers_are_estimated_from_decisions_and_say_so(evaluate: Callable[..., Any]) -> None:
+    loop = begun("heuristic", evaluate=evaluate)
+    ratings = [one.rating for one in play(loop, 2 * DECISIONS) if one.op in (Op.FOSSILIZE, Op.PRUNE)]
+    is_plain = evaluate is validate
+    assert ratings
+    for rating in ratings:
+        assert rating is not None
+        assert rating.error is not None
+        assert rating.error > 0
+        assert is_plain == bool(re.search(r"; error estimated from [3-6] decisions$", str(rating)))
+    advice = " ".join(loop.grower.finish().advice)
+    assert is_plain == ("esper.Validation, or an evaluate that returns one value per example, measures them" in advice)
+
+
+def test_the_error_is_that_of_successive_differences() -> None:
+    network, nowhere = begun("none").grower.network, math.nan
+    for contribution, decisions in ((0.1, 1), (0.3, 2), (0.2, 3)):
+        network.record_contributions(np.array([[contribution, nowhere]]), np.array([[2 * contribution, nowhere]]))
+        errors, counted = network.estimate_errors()
+        assert counted.tolist() == [decisions, 0]
+    # Half the mean of .2 ** 2 and .1 ** 2.
+    assert errors[:, 0].tolist() == pytest.approx([math.sqrt(0.0125), 2 * math.sqrt(0.0125)])
+    assert np.isnan(errors[:, 1]).all()
+
+
+def test_what_a_module_contributed_in_an_earlier_stage_is_not_compared_with_what_it_contributes_now() -> None:
+    loop = begun("heuristic")
+    changed = 0
+    for _ in range(DECISIONS):
+        decision, decisions = loop.epoch(), loop.grower.network.estimate_errors()[1]
+        for place, slot in enumerate(loop.model.slots):
+            if any(change.slot == slot for change in decision.changes):
+                assert decisions[place] == 0
+                changed += 1
+    assert changed
 
 
 def looking(threshold: float) -> LookRule:

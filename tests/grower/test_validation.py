@@ -261,13 +261,14 @@ def test_a_grower_measures_errors_where_examples_are_known(form: str) -> None:
             assert error[0, place] > 0
 
 
-def test_a_grower_knows_no_error_of_means() -> None:
+def test_a_grower_knows_no_error_of_means_before_three_decisions() -> None:
     loop = Loop("all_at_start")
-    for _ in range(6):
+    known: list[bool] = []
+    for _ in range(4):
         loop.epoch()
-    history = loop.grower.engine.history
-    assert np.isfinite(history.loss_contribution).all()
-    assert np.isnan(history.loss_error).all()
+        known.append(bool(np.isfinite(loop.grower.engine.history.loss_error).any()))
+    assert np.isfinite(loop.grower.engine.history.loss_contribution).all()
+    assert not any(known[:3])
 
 
 @pytest.mark.parametrize("how", ["left in training mode", "turns it on", "turns it on at the end"])
@@ -368,3 +369,51 @@ def test_a_loader_that_draws_its_own_order_is_named() -> None:
     )
     with pytest.warns(UserWarning, match="or other examples: use the same examples in the same order"):
         grower.step(train_loss=1.0)
+
+
+@pytest.mark.parametrize(("task", "shape"), [("classification", (64, 3)), ("language_modelling", (16, 4, 3))])
+def test_probabilities_are_named_once_and_logits_never(task: str, shape: tuple[int, ...]) -> None:
+    outputs = answers(*shape)
+    labels = torch.arange(outputs[..., 0].numel()).reshape(shape[:-1]) % 3
+    for given in (outputs, outputs.log_softmax(-1), outputs.abs()):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            esper.Validation(task, [(given, labels)])(nn.Identity())
+    measure = esper.Validation(task, [(outputs.softmax(-1), labels)] * 2)
+    with pytest.warns(UserWarning, match="they are probabilities, but .* takes logits: leave out the softmax") as found:
+        measure(nn.Identity())
+    assert len(found) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        measure(nn.Identity())
+
+
+@pytest.mark.parametrize(("classes", "varies", "named"), [(2, False, True), (2, True, False), (1, False, False)])
+def test_one_class_for_all_examples_is_named_once_it_lasts(classes: int, varies: bool, named: bool) -> None:
+    labels = torch.arange(64) % classes
+    outputs = torch.tensor([[2.0, 0.0]]).repeat(64, 1)
+    if varies:
+        outputs[:1] = -outputs[:1]
+    measure = esper.Validation("classification", [(outputs[:32], labels[:32]), (outputs[32:], labels[32:])])
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        for _ in range(40):
+            measure(nn.Identity())
+    sentences = [str(one.message) for one in found]
+    assert len(sentences) == named
+    assert all("16 calls in a row the model predicted class 0 for every example" in sentence for sentence in sentences)
+
+
+@pytest.mark.parametrize(("f1", "named"), [(lambda _: 0.0, True), (lambda loss: 1 / (1 + loss), False)])
+def test_a_metric_that_never_changes_is_named_once(f1: Callable[[float], float], named: bool) -> None:
+    def measure(model: esper.GrowingModel) -> dict[str, float]:
+        loss, _ = validate(model)
+        return {"loss": loss, "f1": f1(loss)}
+
+    loop = Loop("none", evaluate=esper.Metric(measure, "f1", higher_is_better=True))
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        for _ in range(12):
+            loop.epoch()
+    sentences = [str(one.message) for one in found if "f1 has been exactly 0 at all 8 decisions" in str(one.message)]
+    assert len(sentences) == named

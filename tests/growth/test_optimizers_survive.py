@@ -121,11 +121,91 @@ def test_parameters_that_nothing_trains_are_named_once() -> None:
     groups[0]["params"] = groups[0]["params"][1:]
     optimizer = torch.optim.SGD(groups)
     growing.link(optimizer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(growing, optimizer, steps=10)
     with pytest.warns(UserWarning, match=r"1 trainable parameters belong to no group .* not learn: host\.0\.weight;"):
         train(growing, optimizer, steps=1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        train(growing, optimizer, steps=1)
+        train(growing, optimizer, steps=20)
+
+
+def test_own_groups_of_the_host_come_before_those_of_the_slots() -> None:
+    growing = attach_mlp()
+    weights = [one for one in growing.host.parameters() if one.dim() > 1]
+    biases = [one for one in growing.host.parameters() if one.dim() == 1]
+    base = [{"params": weights, "weight_decay": 0.1}, {"params": biases, "lr": 0.02}]
+    optimizer = torch.optim.AdamW(growing.parameter_groups(base, lr=0.01, weight_decay=0.0))
+    assert [(group["lr"], group["weight_decay"]) for group in optimizer.param_groups] == [
+        (0.01, 0.1),
+        (0.02, 0.0),
+        (0.01, 0.0),
+        (0.01, 0.0),
+    ]
+    growing.link(optimizer)
+    growing.slots["0"].germinate("mlp", alpha=1.0)
+    before = copy.deepcopy(list(growing.parameters()))
+    train(growing, optimizer)
+    assert not any(torch.equal(*pair) for pair in zip(before, growing.parameters(), strict=True) if pair[0].numel())
+    with pytest.raises(SlotError, match=r"not of the host: make it from the parameters of model\.host"):
+        growing.parameter_groups([{"params": list(attach_mlp().host.parameters())}], lr=0.01)
+
+
+def without_matrices(growing: GrowingModel) -> Groups:
+    return growing.parameter_groups([{"params": [one for one in growing.host.parameters() if one.dim() == 2]}], lr=0.01)
+
+
+@pytest.mark.parametrize(
+    ("convert", "make", "words"),
+    [
+        (
+            nn.Module.half,
+            lambda model: torch.optim.AdamW(model.parameter_groups(lr=0.01)),
+            "eps 1e-08 .* is 0 in float16",
+        ),
+        (
+            nn.Module.float,
+            lambda model: torch.optim.Muon(without_matrices(model)),
+            "give an AdamW from model.parameter_g",
+        ),
+        (
+            lambda model: model.to("meta"),
+            lambda model: torch.optim.SGD(model.parameter_groups(lr=0.01)),
+            "on the device meta, offloaded or not loaded: load the whole model",
+        ),
+    ],
+)
+def test_optimizers_that_could_not_train_seeds_are_refused(
+    convert: Callable[[nn.Module], nn.Module], make: Callable[[GrowingModel], torch.optim.Optimizer], words: str
+) -> None:
+    growing = attach_mlp()
+    convert(growing)
+    optimizer = make(growing)
+    with pytest.raises(SlotError, match=words):
+        growing.link(optimizer)
+
+
+def test_half_precision_with_a_larger_eps_learns() -> None:
+    growing = attach_mlp()
+    growing.half()
+    growing.link(torch.optim.AdamW(growing.parameter_groups(lr=0.01, eps=1e-6)))
+
+
+@every_optimizer
+def test_a_state_of_an_optimizer_of_what_has_grown_is_refused_where_it_has_not(
+    kind: Callable[[Groups], torch.optim.Optimizer],
+) -> None:
+    growing, optimizer = linked(kind)
+    ungrown = copy.deepcopy(optimizer.state_dict())
+    growing.slots["0"].germinate("mlp", alpha=1.0)
+    train(growing, optimizer)
+    grown = copy.deepcopy(optimizer.state_dict())
+    optimizer.load_state_dict(grown)
+    _, other = linked(kind)
+    other.load_state_dict(ungrown)
+    with pytest.raises(SlotError, match="parameters for slot '0', and the model 0: load the model and the optimizer"):
+        other.load_state_dict(grown)
 
 
 def test_an_optimizer_with_two_groups_for_a_slot_is_refused() -> None:

@@ -185,6 +185,28 @@ def test_the_host_is_left_as_it_was() -> None:
     assert not any(module._forward_hooks for module in host.modules())
 
 
+class Leaky(nn.Module):
+    """Keeps a hidden state in a plain attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.hidden: Tensor | None = None
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.hidden = self.layer(inputs) if self.hidden is None else self.layer(inputs) + self.hidden / 2
+        self.calls = 1
+        return self.hidden
+
+
+def test_a_state_in_plain_attributes_is_what_it_was_before_attach() -> None:
+    host = nn.Sequential(Leaky(), nn.ReLU(), nn.Linear(3, 2))
+    model = attach(host, {"0": ["norm"]}, torch.randn(4, 3))
+    assert vars(host[0])["hidden"] is None
+    assert "calls" not in vars(host[0])
+    assert model(torch.randn(7, 3)).shape == (7, 2)
+
+
 def test_a_host_that_fails_keeps_no_hook() -> None:
     host = Stem()
     with pytest.raises(SlotError, match="cannot run"):

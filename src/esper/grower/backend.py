@@ -21,7 +21,7 @@ from esper.grower.gradients import GradientRecorder
 from esper.grower.promise_recorder import PromiseRecorder
 from esper.grower.refit import ForkTrainer, SeedlessFork
 from esper.grower.scores import LOSS, ConstraintSet, Metrics, Scores, name_loss
-from esper.grower.validation import Validation, compute_difference_error
+from esper.grower.validation import ExampleMean, Validation, compute_difference_error
 from esper.growth.blueprints.registry import Blueprint, get
 from esper.growth.model import GrowingModel
 from esper.growth.promise import Promises, PromiseSettings
@@ -43,6 +43,10 @@ from esper.numerics.devices import Deferred
 from esper.numerics.random_streams import module_generator
 from esper.serialization import from_plain, to_plain
 
+RECENT = 6
+"""Newest contributions of a module from which their error is estimated, where examples do not show it."""
+LEAST_RECENT = 3
+"""Fewest of them."""
 FOSSIL_INTERVAL = 4
 """Decisions from one measurement of a module that is kept for good to the next: what it contributes decides nothing."""
 BYTES_PER_VALUE = 4
@@ -125,6 +129,8 @@ class GrowingNetwork:
         self.measurements = SeedMeasurements.none(1, len(model.slots))
         self.germinations: Ints = np.zeros(len(model.slots), np.int64)
         """Modules that each slot has had, ``[S]``."""
+        self.recent: Floats = np.full((2, RECENT, len(model.slots)), np.nan)
+        """The newest contributions of each module in its present stage, by score and by loss, ``[2, RECENT, S]``."""
         self._random_seed = random_seed
         self._layouts = [slot.site.layout for slot in model.slots.values()]
 
@@ -178,6 +184,7 @@ class GrowingNetwork:
         for place in changes.slot[changes.after == Stage.FOSSILIZED].tolist():
             slots[place].fossilize()
         self.measurements = clear_changed_measurements(self.measurements, changes)
+        self.recent[:, :, changes.slot] = np.nan
         self.table = table
         self.update_seeds()
 
@@ -185,7 +192,24 @@ class GrowingNetwork:
         """Update the table after a rollback has removed the modules in the slots ``empty``, bool ``[1, S]``."""
         self.table, changes = remove_seeds(self.table, empty)
         self.measurements = clear_changed_measurements(self.measurements, changes)
+        self.recent[:, :, changes.slot] = np.nan
         return changes
+
+    def record_contributions(self, by_score: Floats, by_loss: Floats) -> None:
+        """Add the contributions ``[1, S]`` of a decision, where they were measured, to the `recent` ones."""
+        new, measured = np.stack([by_score, by_loss]), np.isfinite(by_score[0])
+        self.recent[:, :, measured] = np.concatenate([self.recent[:, 1:], new], axis=1)[:, :, measured]
+
+    def estimate_errors(self) -> tuple[Floats, Ints]:
+        """Errors of contributions by score and by loss, ``[2, S]``, and of how many decisions, ``[S]``; NaN of too few.
+
+        The variance is half the mean square of successive differences, so that a trend hardly counts (von Neumann et
+        al. 1941, *The mean square successive difference*).
+        """
+        decisions: Ints = np.isfinite(self.recent[0]).sum(axis=0)
+        squares: Floats = np.nansum(np.diff(self.recent, axis=1) ** 2, axis=1)
+        errors: Floats = np.sqrt(squares / (2 * np.maximum(decisions - 1, 1)))
+        return np.where(decisions >= LEAST_RECENT, errors, np.nan), decisions
 
     def update_seeds(self) -> None:
         """Set the alpha of every module by the table; a module learns from its second decision on."""
@@ -216,10 +240,11 @@ class GrowingNetwork:
                     f"numbers are from {low} to {high}; use an earlier one"
                 )
         self.table, self.measurements = values["table"], values["measurements"]
-        self.germinations = values["germinations"]
+        self.germinations, self.recent = values["germinations"], values["recent"]
 
     def _state(self) -> dict[str, Any]:
-        return {"table": self.table, "measurements": self.measurements, "germinations": self.germinations}
+        names = "table", "measurements", "germinations", "recent"
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True)
@@ -351,7 +376,7 @@ class ModelBackend:
         self.scores.set_reference(metrics, train_loss)
         if is_first and self.scores.has_reference:
             self._check_repetition(metrics)
-        return self._compute_contributions(metrics, ablated, constant_output, due)
+        return self._compute_contributions(metrics, ablated, constant_output, due, is_decision=True)
 
     def _select_decisive(self, metrics: Metrics) -> Metrics:
         """The metrics that decide about growth: others, such as seconds, may differ between calls."""
@@ -392,9 +417,18 @@ class ModelBackend:
         )
 
     def _compute_contributions(
-        self, metrics: Metrics, ablated: dict[str, Metrics], constant_output: bool, due: Bools
+        self,
+        metrics: Metrics,
+        ablated: dict[str, Metrics],
+        constant_output: bool,
+        due: Bools,
+        *,
+        is_decision: bool = False,
     ) -> ModelEvaluation:
-        """The evaluation ``[1]`` of what was measured, with contributions ``[1, S]`` by score and by loss."""
+        """The evaluation ``[1]`` of what was measured, with contributions ``[1, S]`` by score and by loss.
+
+        Those of a decision are kept, to estimate errors of plain numbers.
+        """
         scores, blended = self.scores, self.networks.table.blended
         by_score, by_loss, score_error, loss_error = np.full((4, *due.shape), np.nan)
         scores.record_values([metrics, *ablated.values()])
@@ -406,6 +440,18 @@ class ModelBackend:
                 # A module that does not count yet was switched on, not off.
                 by_loss[0, place] = (1.0 if counts else -1.0) * (variant[LOSS] - metrics[LOSS])
                 loss_error[0, place] = compute_difference_error(metrics[LOSS], variant[LOSS], noise=scores.loss_noise)
+        # Of plain numbers errors are known only from how they vary between decisions.
+        network = self.networks
+        if is_decision:
+            network.record_contributions(by_score, by_loss)
+        (score_noise, loss_noise), decisions = network.estimate_errors()
+        is_plain = not isinstance(metrics[LOSS], ExampleMean)
+        if is_plain:
+            at_least: Floats = np.fmax(loss_error, loss_noise)
+            loss_error = np.where(np.isfinite(by_loss), at_least, loss_error)
+        if not isinstance(scores.get_value(metrics), ExampleMean):
+            at_least = np.fmax(score_error, score_noise)
+            score_error = np.where(np.isfinite(by_score), at_least, score_error)
         progress = scores.compute_progress(metrics)
         return ModelEvaluation(
             loss=np.array([float(metrics[LOSS])]),
@@ -419,6 +465,7 @@ class ModelBackend:
             metrics=metrics,
             ablated=ablated,
             constant_output=constant_output,
+            estimated_from=np.where(np.isfinite(loss_noise) & is_plain, decisions, 0),
         )
 
     def find_constraint_breaker(self, evaluation: ModelEvaluation) -> Bools:

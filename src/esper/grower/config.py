@@ -61,7 +61,7 @@ def _read_controller(value: Any) -> Any:
     return cast("object", value)
 
 
-STATE_VERSION = 12
+STATE_VERSION = 13
 """Version of the state that `esper.Grower.state_dict` returns."""
 _SIGNATURE = ("classes", "seed")
 """Fields that must be the same where a state is loaded; others may change between decisions."""

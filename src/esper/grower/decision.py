@@ -16,7 +16,7 @@ from esper.engine.measurements import Evaluation
 from esper.errors import CheckpointError
 from esper.grower.backend import GrowingNetwork, ModelBackend
 from esper.grower.config import ALL_AT_START
-from esper.grower.evaluation import store_contributions
+from esper.grower.evaluation import ESTIMATED, store_contributions
 from esper.grower.governor import Rollback
 from esper.growth.model import GrowingModel
 from esper.growth.summary import TriedModule, count_tried
@@ -172,7 +172,7 @@ class Ending:
     tried: tuple[TriedModule, ...] = ()
     """All modules ever planted, in order of planting, pruned ones included."""
     advice: tuple[str, ...] = ()
-    """Sentences that suggest what to try next; empty if anything was kept."""
+    """Sentences that suggest what to try next; what else to plant only if nothing was kept."""
     transitions: Transitions = field(default_factory=Transitions.none, repr=False, compare=False)
     """The changes as arrays."""
 
@@ -251,10 +251,15 @@ class TriedModules:
         self._model.tried = tuple(module if one is former else one for one in self._model.tried)
 
     def advise(self, controller: str) -> tuple[str, ...]:
-        """What to try next, in sentences; empty if something was kept, or nothing ever grows."""
-        if controller == Never.name or any(module.kept for module in self._model.tried):
-            return ()
+        """What to try next, in sentences; of what was measured alone if something was kept, or nothing ever grows."""
         sentences: list[str] = []
+        if any(module.rating is not None and ESTIMATED in module.rating.note for module in self._model.tried):
+            sentences.append(
+                "Errors were estimated from how contributions vary between decisions: esper.Validation, or an evaluate "
+                "that returns one value per example, measures them."
+            )
+        if controller == Never.name or any(module.kept for module in self._model.tried):
+            return tuple(sentences)
         if self._model.tried:
             sentences.append("Nothing was kept.")
         elif (best := self.best) is not None:
@@ -367,7 +372,7 @@ def resolve_unfinished(
             pruned.flat[ranked.argmin()] = True
         measured = replace(rate_modules(evaluation, prices, rating), threshold=prices + margin)
         for place in np.flatnonzero(live[0]).tolist():
-            note = ""
+            note = evaluation.describe_error(place)
             if pruned[0, place] and above_thresholds[0, place]:
                 note = _BROKEN if constraint_broken else _CONSTANT
             ratings[slots[place]] = measured.select(0, place, note)

@@ -23,7 +23,7 @@ from esper.grower.validation import ExampleMean
 from esper.growth.hooks import find_tensors
 from esper.growth.model import GrowingModel
 from esper.lifecycle.table import SeedTable
-from esper.numerics.arrays import Bools, Floats
+from esper.numerics.arrays import Bools, Floats, Ints
 from esper.numerics.modules import keep_buffers, keep_modes
 
 Number: TypeAlias = float | Tensor
@@ -35,6 +35,7 @@ Evaluate: TypeAlias = Callable[
 them; under `esper.Constrained` a `Score` per set. It must give the same metrics for the same model. It is called in
 `eval` mode and without gradients (`torch.enable_grad` brings them back), and changes neither modes nor buffers."""
 EVALUATE_ADVICE = f"give a function that takes the model and returns {EXPECTED}"
+ESTIMATED = "error estimated from"
 ROUNDING = 2 * torch.finfo(torch.float32).eps
 """Relative difference between outputs for equal rows of one minibatch."""
 ROUNDING_OF_RUNS = 1e-4
@@ -161,6 +162,13 @@ class ModelEvaluation(Evaluation):
     """Metrics by slot: with its module switched off, or switched on where it does not count yet."""
     constant_output: bool = False
     """Whether the model gave the same output for all examples; False where that was not checked."""
+    estimated_from: Ints | None = None
+    """By slot, the number of decisions that the error of its loss was estimated from; 0 where examples show it."""
+
+    def describe_error(self, place: int) -> str:
+        """How the error in a slot was estimated; empty where examples show it, or nothing does."""
+        decisions = 0 if self.estimated_from is None else int(self.estimated_from[place])
+        return f"{ESTIMATED} {decisions} decisions" if decisions else ""
 
 
 def measure_model(

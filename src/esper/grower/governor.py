@@ -264,6 +264,10 @@ class LearningCheck:
         """Checks in a row in which nothing showed that the network has learned."""
         self.checks_without_figures = 0
         """Checks in a row in which a loss or metric was not finite, although the model was."""
+        self.first_value = math.nan
+        """The metric when it was first measured."""
+        self.checks_of_same_value = 0
+        """Checks so far, while the metric has never changed; -1 once it has."""
         self.learned = self.changed = False
         self.loss_to_regain = math.nan
         """The training loss of the snapshot that the last rollback restored; NaN once the model has regained it."""
@@ -332,6 +336,18 @@ class LearningCheck:
         self.learned |= better and not idle
         self.changed |= not math.isnan(self.last_loss) and loss != self.last_loss
         self.last_loss = loss
+        # A metric that never changes shows nothing about modules.
+        value, name = float(self._scores.get_value(metrics)), self._scores.metric
+        if self.checks_of_same_value == 0:
+            self.first_value = value
+        same = self.checks_of_same_value >= 0 and value == self.first_value
+        self.checks_of_same_value = self.checks_of_same_value + 1 if same else -1
+        if self.checks_of_same_value == CHECKS_AT_CHANCE and self.changed and name != LOSS:
+            warnings.warn(
+                f"{name} has been exactly {value:.4g} at all {CHECKS_AT_CHANCE} decisions, while the loss changed, so "
+                "contributions to it are 0: check what evaluate returns, or leave out the metric to grow by the loss",
+                stacklevel=3,
+            )
         shown = better and self.learned and self.changed
         self.checks_without_progress = 0 if shown else self.checks_without_progress + 1
         if self.checks_without_progress == CHECKS_AT_CHANCE:

@@ -225,6 +225,7 @@ class Grower:
             network.require_same_slots()
             require_savable(self.model)
             backend.optimizer_check.require_steps(stepped=backend.gradients.stepped)
+            self.model.optimizer_link.warn_of_unchanged()
             if self.decisions == self.config.horizon:
                 warnings.warn(
                     f"this decision is beyond the horizon of {self.config.horizon}: rules plant nothing any more; give "
@@ -311,7 +312,9 @@ class Grower:
 
             # Report it, with the figures by which modules are kept or pruned. What is pruned slowly was decided before.
             measured = rate_modules(evaluation, prices, seed_rating)
-            ratings = {name: measured.select(0, index) for index, name in enumerate(slots)} | self.tried.list_pending()
+            notes = [evaluation.describe_error(index) for index in range(len(slots))]
+            ratings = {name: measured.select(0, index, notes[index]) for index, name in enumerate(slots)}
+            ratings |= self.tried.list_pending()
             changes = concatenate_transitions([intervention.transitions, result.transitions])
             blueprints, contributions = network.blueprints, evaluation.accuracy_contribution
             op, place = Op(int(actions[0, Head.OP])), int(actions[0, Head.SLOT])

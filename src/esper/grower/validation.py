@@ -1,6 +1,7 @@
 """`esper.Validation`: measures a model on validation data for the usual tasks, as means that keep their examples."""
 
 import math
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, Self, cast
@@ -15,9 +16,13 @@ from esper.errors import ConfigError, did_you_mean
 from esper.numerics.arrays import Floats
 from esper.numerics.modules import keep_generators, keep_modes
 
+_ROUNDING = 1e-3
+"""Largest difference from 1 of a sum of probabilities, in half precision."""
 IGNORED = -100
 """The label that is left out of the count, as in torch."""
 MULTI_LABEL = "multi_label"
+_CALLS_WITH_ONE_CLASS = 16
+"""Calls in a row with the same predicted class for all examples after which there is a warning."""
 _CLASS_AXES = {"classification": 1, "language_modelling": -1}
 """The axis of the outputs that has the classes, by task."""
 _EXPECTED = {
@@ -118,6 +123,8 @@ class Validation:
             )
         self.task = task
         self.batches = batches
+        self._warned_of_probabilities = False
+        self._calls_with_one_class = 0
 
     def count_classes(self, output_shape: Sequence[int]) -> int | None:
         """Number of classes in outputs of this shape, if any."""
@@ -151,7 +158,18 @@ class Validation:
         # A DataLoader draws random numbers even if it does not shuffle.
         with keep_modes(model), keep_generators(model), torch.no_grad():
             model.eval()
+            self._predicted, self._labels = set[int](), set[int]()
             sums = [self._measure(model, batch, device) for batch in self.batches]
+        # One class for all examples is right as often as that class occurs, and teaches nothing.
+        is_constant = len(self._predicted) == 1 and len(self._labels) > 1
+        self._calls_with_one_class = self._calls_with_one_class + 1 if is_constant else 0
+        if self._calls_with_one_class == _CALLS_WITH_ONE_CLASS:
+            warnings.warn(
+                f"in {_CALLS_WITH_ONE_CLASS} calls in a row the model predicted class {min(self._predicted)} for every "
+                "example, so the accuracy is the share of that class: check labels and learning rate, or weight "
+                "the classes in the loss",
+                stacklevel=2,
+            )
         count = sum(float(total.sum()) for *_, total in sums)
         if not count:
             raise ConfigError(f"the batches for {self.task} contain no labels: give at least one example")
@@ -200,6 +218,8 @@ class Validation:
                 f"outputs {tuple(outputs.shape)} and labels {tuple(labels.shape)} of {labels.dtype} do not match for "
                 f"{self.task}, which takes {_EXPECTED[self.task]}"
             )
+        if self.task in _CLASS_AXES:
+            self._check_classes(outputs.movedim(_CLASS_AXES[self.task], -1), labels[measured[2]])
         size = len(labels), labels.numel() // max(len(labels), 1)
         losses, hits, counted = (
             None if values is None else values.reshape(size).sum(1, dtype=torch.float64) for values in measured
@@ -207,6 +227,21 @@ class Validation:
         assert losses is not None
         assert counted is not None
         return losses, hits, counted
+
+    def _check_classes(self, scores: Tensor, labels: Tensor) -> None:
+        """Note the predicted classes of ``scores [..., C]`` and the ``labels``; warn once about probabilities."""
+        predicted = scores.argmax(-1)
+        for seen, classes in ((self._predicted, predicted), (self._labels, labels)):
+            if classes.numel() and len(seen) < 2:
+                seen |= {int(classes.min()), int(classes.max())}
+        sums_to_one = torch.allclose(scores.sum(-1), torch.ones_like(scores[..., 0]), atol=_ROUNDING)
+        if sums_to_one and bool((scores >= 0).all()) and not self._warned_of_probabilities:
+            self._warned_of_probabilities = True
+            warnings.warn(
+                f"the outputs are at least 0 and add up to 1, so they are probabilities, but {self.task} takes logits: "
+                "leave out the softmax, or return its logarithm",
+                stacklevel=4,
+            )
 
 
 def _measure_labels(task: str, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None, Tensor] | None:

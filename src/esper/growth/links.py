@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakSet
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from esper.errors import SlotError
@@ -27,6 +27,8 @@ SLOTS_PREFIX = "slots."
 
 _SHOWN = 3
 """Number of parameter names listed in a warning."""
+_STEPS_UNCHANGED = 10
+"""Steps of the optimizer after which parameters that it lacks, and that are as they were, are named."""
 
 NamedParameters = Callable[[], Iterable[tuple[str, nn.Parameter]]]
 
@@ -68,18 +70,19 @@ class OptimizerLink:
         self._named_parameters: NamedParameters = list
         self._check_due = True
         """Whether there may be new parameters that the optimizer lacks."""
-        self._lacking: set[str] = set()
-        """Parameters of the host of which a warning said that the optimizer lacks them."""
+        self._lacking: dict[str, Tensor | None] = {}
+        """The host's parameters that the optimizer lacks, with the sum of their values then; None: compared already."""
+        self._steps_to_warning = 0
         self.finalized = False
         """Whether a plain model was built, which another optimizer has to train."""
         self._dtype: torch.dtype | None = None
-        self._hook: RemovableHandle | None = None
+        self._hooks: list[RemovableHandle] = []
 
     def link(self, optimizer: torch.optim.Optimizer, slots: Iterable[str], named_parameters: NamedParameters) -> None:
         """Add the parameters of all current and future seeds to ``optimizer``.
 
-        At its first step, and at its first step after each germination, there is a warning if it lacks parameters of
-        the host. If the model is converted to another dtype, as by ``model.double()``, so is the optimizer's state.
+        Parameters of the host that it lacks, and that do not change in ten steps or until a grower decides, are named
+        in a warning. If the model is converted to another dtype, as by ``model.double()``, so is the optimizer's state.
         """
         groups = Counter(group.get(SLOT_KEY) for group in optimizer.param_groups)
         for name in slots:
@@ -98,6 +101,18 @@ class OptimizerLink:
                 "the optimizer has no parameter of this model: it was made for another model or a copy; "
                 "make it from this model's model.parameter_groups(lr=...)"
             )
+        for group in optimizer.param_groups:
+            if any(parameter.is_meta for parameter in group["params"]):
+                raise SlotError(
+                    "parameters are on the device meta, offloaded or not loaded: load the whole model on one device"
+                )
+            # In half precision a small eps is 0, and 0 / 0 is not a number.
+            half = any(parameter.dtype is torch.float16 for parameter in group["params"])
+            if half and not torch.tensor(group.get("eps", 1.0), dtype=torch.float16):
+                raise SlotError(
+                    f"eps {group['eps']:g} of {type(optimizer).__name__} is 0 in float16, so parameters would become "
+                    "NaN: keep parameters in float32 and use torch.autocast, or give eps=1e-6"
+                )
         # Optimizers that divide parameters among processes use other groups, which would not get the seeds' parameters.
         lists = {id(group["params"]) for group in optimizer.param_groups}
         for held in _list_held_optimizers(optimizer):
@@ -107,17 +122,25 @@ class OptimizerLink:
                     f"{type(optimizer).__name__} wraps a {type(held).__name__} with its own parameter groups, so seeds "
                     "would never learn: use a torch.optim optimizer made from model.parameter_groups(lr=...)"
                 )
-        # The hook of a former optimizer is replaced.
+        if isinstance(optimizer, torch.optim.Muon):
+            raise SlotError(
+                "Muon trains matrices only, and seeds also have vectors: give an AdamW from model.parameter_groups("
+                "base=...) without the host's matrices, and step a Muon of these beside it"
+            )
+        # The hooks of a former optimizer are replaced.
         try:
-            hook = optimizer.register_step_pre_hook(self._prepare_step)
+            hooks = [
+                optimizer.register_step_pre_hook(self._prepare_step),
+                optimizer.register_load_state_dict_pre_hook(_require_same_seeds),
+            ]
         except AttributeError as error:  # `torch.optim.Optimizer.__init__` was never called
             raise SlotError(
                 f"{type(optimizer).__name__} does not support step hooks, which growth needs: give the torch.optim "
                 "optimizer that it steps, or call torch.optim.Optimizer.__init__ in it"
             ) from error
-        if self._hook is not None:
-            self._hook.remove()
-        self.optimizer, self._hook, self._dtype = optimizer, hook, _find_dtype(optimizer)
+        for hook in self._hooks:
+            hook.remove()
+        self.optimizer, self._hooks, self._dtype = optimizer, hooks, _find_dtype(optimizer)
         self._named_parameters, self._check_due = named_parameters, True
         self._lacking.clear()
         self.finalized = False
@@ -125,6 +148,20 @@ class OptimizerLink:
     def check_again(self) -> None:
         """Check at the next step whether the optimizer still has all parameters: some may have been replaced."""
         self._check_due = True
+
+    def warn_of_unchanged(self) -> None:
+        """Warn of parameters that the optimizer lacks, and that no other one has trained since that was found."""
+        named = dict(self._named_parameters())
+        found = {name: total for name, total in self._lacking.items() if total is not None and name in named}
+        self._lacking = dict.fromkeys(self._lacking)
+        unchanged = [name for name, total in found.items() if torch.equal(total, _sum(named[name]))]
+        if unchanged:
+            shown = ", ".join(unchanged[:_SHOWN]) + (", ..." if len(unchanged) > _SHOWN else "")
+            warnings.warn(
+                f"{len(unchanged)} trainable parameters belong to no group of the optimizer and do not learn: {shown}; "
+                "make the optimizer from model.parameter_groups(lr=...)",
+                stacklevel=4,
+            )
 
     def add_parameters(self, slot: str, parameters: Sequence[nn.Parameter]) -> None:
         """Add parameters of a seed to the slot's group."""
@@ -158,6 +195,9 @@ class OptimizerLink:
             late = [one for group in optimizer.param_groups for one in group["params"] if one not in optimizer.state]
             if late:
                 optimizer.state.update(torch.optim.Adagrad(late, **optimizer.defaults).state)
+        self._steps_to_warning -= 1
+        if not self._steps_to_warning:
+            self.warn_of_unchanged()
         if not (self.finalized or self._check_due):
             return
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -171,7 +211,7 @@ class OptimizerLink:
         if not self._check_due:
             return
         self._check_due = False
-        # A seed that the optimizer lacks is an error; parameters of the host may be left out on purpose.
+        # A seed that the optimizer lacks is an error; another optimizer may train parameters of the host.
         owned = set(parameters)
         lacking = [(name, parameter) for name, parameter in self._named_parameters() if parameter not in owned]
         seed_name = next((name for name, _ in lacking if name.startswith(SLOTS_PREFIX)), None)
@@ -180,18 +220,27 @@ class OptimizerLink:
                 f"the optimizer lacks {seed_name!r} of a seed, which would never learn: do not change the groups of "
                 "slots, or make a new optimizer from model.parameter_groups(lr=...)"
             )
-        trainable = [name for name, parameter in lacking if parameter.requires_grad and name not in self._lacking]
-        if trainable:
-            self._lacking.update(trainable)
-            shown = ", ".join(trainable[:_SHOWN]) + (", ..." if len(trainable) > _SHOWN else "")
-            warnings.warn(
-                f"{len(trainable)} trainable parameters belong to no group of the optimizer and will not learn: {shown}"
-                "; make the optimizer from model.parameter_groups(lr=...)",
-                stacklevel=3,
-            )
+        new = {name: one for name, one in lacking if one.requires_grad and name not in self._lacking}
+        if new:
+            self._lacking |= {name: _sum(parameter) for name, parameter in new.items()}
+            self._steps_to_warning = _STEPS_UNCHANGED
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(OptimizerLink())
+
+
+def _require_same_seeds(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Refuse an optimizer's state of a model in which something else has grown."""
+    for group, saved in zip(optimizer.param_groups, state["param_groups"], strict=False):
+        if SLOT_KEY in group and len(group["params"]) != len(saved["params"]):
+            raise SlotError(
+                f"the optimizer's state has {len(saved['params'])} parameters for slot {group[SLOT_KEY]!r}, and the "
+                f"model {len(group['params'])}: load the model and the optimizer from the same time, the model first"
+            )
+
+
+def _sum(parameter: Tensor) -> Tensor:
+    return parameter.detach().sum(dtype=torch.float64)
 
 
 def _find_dtype(optimizer: torch.optim.Optimizer) -> torch.dtype | None:

@@ -45,6 +45,7 @@ from esper.growth.look import Look, look
 from esper.growth.probe import probe
 from esper.growth.slot import Seed, Slot
 from esper.growth.summary import GrowthSummary, Offer, Preview, TriedModule, summarise_slot
+from esper.numerics.modules import keep_attributes
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -238,9 +239,16 @@ class GrowingModel(nn.Module):
         # Find the sites before anything is changed.
         offers = slots if isinstance(slots, Mapping) else dict.fromkeys(slots)
         blocks = [name for name, offer in offers.items() if any(get(kind).needs_branch_outputs for kind in offer or ())]
-        probed = probe(
-            host, list(slots), example_input, causal=causal, with_branch_outputs=blocks, chains=chains, frozen=frozen
-        )
+        with keep_attributes(host):
+            probed = probe(
+                host,
+                list(slots),
+                example_input,
+                causal=causal,
+                with_branch_outputs=blocks,
+                chains=chains,
+                frozen=frozen,
+            )
         self.host = host
         self.matches = dict(matches)
         """Number of submodules that each pattern given to `attach` matched."""
@@ -384,21 +392,30 @@ class GrowingModel(nn.Module):
         """Number of parameters of all seeds, live and fossilized."""
         return sum(parameter.numel() for seed in self.seeds.values() for parameter in seed.parameters())
 
-    def parameter_groups(self, **options: Any) -> list[dict[str, Any]]:
+    def parameter_groups(self, base: Sequence[Mapping[str, Any]] | None = None, **options: Any) -> list[dict[str, Any]]:
         """Parameter groups for an optimizer: one for the host and one per slot, empty while nothing has grown there.
 
         Seeds add parameters to the group of their slot and remove them again. Schedulers keep working, since no group
-        is added later. ``options`` (``lr``, ``weight_decay``, ...) apply to all groups. Parameters that do not require
-        a gradient are left out.
+        is added later. ``options`` (``lr``, ``weight_decay``, ...) apply to all groups that do not set them. Parameters
+        that do not require a gradient are left out of the host's group.
+
+        Args:
+            base: Your own groups of the host's parameters, such as those with and without weight decay, instead of one;
+                what they leave out another optimizer may train.
+            options: Options of the optimizer.
 
         Raises:
-            SlotError: growth is switched off, as within `without_growth`.
+            SlotError: growth is switched off, as within `without_growth`, or ``base`` has parameters of another model.
         """
         for slot in self.slots.values():
             slot.require_not_disabled()
         require_unsharded(self)
-        trainable = [parameter for parameter in self.host.parameters() if parameter.requires_grad]
-        groups: list[dict[str, Any]] = [{"params": trainable, **options}]
+        own = list(self.host.parameters())
+        groups = [{**options, **group, "params": list(group["params"])} for group in base or ({"params": own},)]
+        if not set(own).issuperset(parameter for group in groups for parameter in group["params"]):
+            raise SlotError("base has parameters that are not of the host: make it from the parameters of model.host")
+        if base is None:
+            groups[0]["params"] = [parameter for parameter in own if parameter.requires_grad]
         for slot in self.slots.values():
             parameters = [] if slot.seed is None else list(slot.seed.parameters())
             groups.append({"params": parameters, SLOT_KEY: slot.name, **options})

@@ -176,7 +176,7 @@ def load(folder: FilePath, host: PlainModule, example_input: Arguments) -> Growi
         except EsperError as error:
             raise CheckpointError(f"{source} describes a model that cannot be built here: {error}") from error
         # Names, shapes and dtypes of the tensors must match the saved ones.
-        advice = f"build the host as it was when {source} was saved"
+        advice = f"build the host as it was when {source} was saved (a profiler may add buffers: give it a copy)"
         expected = _collect_tensors(model)
         differing = sorted(tensors.keys() ^ expected.keys())
         if differing:

@@ -125,6 +125,18 @@ def keep_buffers(network: nn.Module) -> Generator[None]:
 
 
 @contextmanager
+def keep_attributes(network: nn.Module) -> Generator[None]:
+    """Restore the plain attributes of each module of ``network``, such as a hidden state, after the block."""
+    before = [(module, dict(vars(module))) for module in network.modules()]
+    try:
+        yield
+    finally:
+        for module, attributes in before:
+            vars(module).clear()
+            vars(module).update(attributes)
+
+
+@contextmanager
 def keep_generators(network: nn.Module, others: Sequence[torch.Generator] = ()) -> Generator[None]:
     """Restore the state of torch's random generators, and of ``others``, after the block."""
     states = [(generator, generator.get_state()) for generator in (*global_generators(network), *others)]
