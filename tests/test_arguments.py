@@ -102,6 +102,11 @@ CASES: dict[str, Case] = {
         lambda folder: {"model": make_host(), "path": folder / "model.pt2", "example_input": INPUTS},
         {"model": ("a module", "a scripted module"), "path": (), "example_input": (VECTOR,)},
     ),
+    "parameter_groups": (
+        lambda **given: make_growing().parameter_groups(**given),
+        lambda _: {},
+        {"base": (NONE, LIST)},
+    ),
     "link": (lambda **given: make_growing().link(**given), lambda _: {}, {"optimizer": ()}),
     "mirror": (
         lambda **given: make_growing().mirror(**given),

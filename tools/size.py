@@ -24,22 +24,22 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "esper"
 
 ROOMS: dict[tuple[str, ...], int] = {
-    ("growth",): 6_060,
+    ("growth",): 5_985,
     ("grower",): 4_540,
     ("engine", "lifecycle", "control"): 4_800,
     ("population",): 3_350,
-    ("rl", "train"): 4_850,
-    ("tasks",): 2_950,
-    ("runs", "dash"): 3_350,
-    ("lab",): 4_055,
-    ("ladders",): 1_545,
-    ("commands", "cli.py", "integrations"): 1_670,
+    ("rl", "train"): 4_910,
+    ("tasks",): 2_940,
+    ("runs", "dash"): 3_455,
+    ("lab",): 4_160,
+    ("ladders",): 1_580,
+    ("commands", "cli.py", "integrations"): 1_720,
 }
 """Budgets in lines, by folders and files of `src/esper`; what stands in none of them is the ground."""
-GROUND = 2_210
-LINES = 39_270
-MEGABYTES = 1.83
-TEST_LINES = 52_100
+GROUND = 2_215
+LINES = 39_560
+MEGABYTES = 1.85
+TEST_LINES = 52_570
 WORDS = 35_000
 GENERATED = ("docs/architecture/rooms.md", "docs/gallery/*.md", "docs/reference/events.md")
 

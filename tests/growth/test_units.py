@@ -316,7 +316,7 @@ def test_without_growth_the_host_computes_as_before_and_hooks_go_with_the_slots(
 def test_a_part_of_the_host_that_was_called_alone_is_named() -> None:
     model = attached(CASES["linear"])
     grow(model)
-    with pytest.raises(SlotError, match="without '0', which makes its hidden units"):
+    with pytest.raises(SlotError, match="reads the input of the network or of a layer, which has not been called"):
         model.host[2](draw_normal(4, 9).double())
 
 
@@ -592,7 +592,7 @@ def test_padding_in_the_example_input_is_refused() -> None:
 @pytest.mark.parametrize(
     ("places", "message"),
     [
-        ({("0", "1", "2"): "auto"}, "name the blueprints"),
+        ({("0", "1", "2"): "auto"}, "no blueprint for units is given .*: name one, such as 'units_8'"),
         ({("0", "1", "2"): ["mlp"]}, "no blueprint for units is given"),
         ({("0", "1", "2"): ["units"], "2": ["mlp"]}, "which already has a slot"),
     ],

@@ -392,6 +392,7 @@ class GrowingModel(nn.Module):
         """Number of parameters of all seeds, live and fossilized."""
         return sum(parameter.numel() for seed in self.seeds.values() for parameter in seed.parameters())
 
+    @check_arguments(SlotError, base="give a list of parameter groups, as an optimizer takes them")
     def parameter_groups(self, base: Sequence[Mapping[str, Any]] | None = None, **options: Any) -> list[dict[str, Any]]:
         """Parameter groups for an optimizer: one for the host and one per slot, empty while nothing has grown there.
 
