@@ -270,7 +270,7 @@ def test_an_evaluation_is_shown_with_its_verdicts_or_with_what_writes_them(
     run = RunDirectory(passing)
     plant(run.path, PLAN)
     dump_settings(TrainSettings(), run.config)
-    write_results(run.evaluation, planted({"policy": 0.7, "none": 0.5}))
+    write_results(run.evaluation, planted({"policy": 0.7, "untrained": 0.4, "none": 0.5}))
     with opened(browser, f"{address}#/compare?run=passing&with=passing") as page:
         expect(page.get_by_text(re.compile(r"verdicts\.json .*`esper report .*passing`"))).to_be_visible()
         write_report(run)

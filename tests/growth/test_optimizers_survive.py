@@ -162,7 +162,7 @@ def without_matrices(growing: GrowingModel) -> Groups:
         (
             nn.Module.half,
             lambda model: torch.optim.AdamW(model.parameter_groups(lr=0.01)),
-            "eps 1e-08 .* is 0 in float16",
+            "eps 1e-08 .* is 0 in half precision",
         ),
         (
             nn.Module.float,

@@ -182,5 +182,5 @@ def test_another_policy_takes_nothing_over(tmp_path: Path):
                 evaluate_run(trainer.run, workers, 2, 0, stop, report)
         trainer.train(ignore)
         evaluate_run(trainer.run, workers, 2, 0, taken_over=report)
-    assert counts == [(0, 9), (2, 9), (0, 9)]
+    assert counts == [(0, 11), (2, 11), (0, 11)]
     assert not RunDirectory(tmp_path / "run").evaluation_progress.exists()

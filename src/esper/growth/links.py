@@ -107,10 +107,10 @@ class OptimizerLink:
                     "parameters are on the device meta, offloaded or not loaded: load the whole model on one device"
                 )
             # In half precision a small eps is 0, and 0 / 0 is not a number.
-            half = any(parameter.dtype is torch.float16 for parameter in group["params"])
-            if half and not torch.tensor(group.get("eps", 1.0), dtype=torch.float16):
+            half = any(parameter.dtype is torch.half for parameter in group["params"])
+            if half and not torch.tensor(group.get("eps", 1.0), dtype=torch.half):
                 raise SlotError(
-                    f"eps {group['eps']:g} of {type(optimizer).__name__} is 0 in float16, so parameters would become "
+                    f"eps {group['eps']:g} of {type(optimizer).__name__} is 0 in half precision, so parameters become "
                     "NaN: keep parameters in float32 and use torch.autocast, or give eps=1e-6"
                 )
         # Optimizers that divide parameters among processes use other groups, which would not get the seeds' parameters.
