@@ -1,10 +1,10 @@
 """Is a training that was killed at any moment of a save resumed as if nothing had happened?
 
 `python benchmarks/interrupted_saves.py LOOP FOLDER` runs one of `LOOPS` on a tiny problem, saves at every step, and
-writes what came out to FOLDER/result.safetensors. Called again, it resumes from what is in FOLDER. The judge is
-`pip install ckpt-chaos==0.1.8`, which kills a copy of the command at every file that it writes, moves or removes (and
-another with that file cut in half), calls it again, and compares the result with the one of an uninterrupted run, byte
-for byte. It prints its table:
+writes the result to FOLDER/result.safetensors. Called again, it resumes from what is in FOLDER. Another package,
+`pip install ckpt-chaos==0.1.8`, kills a copy of the command at every file that it writes, moves or removes, and once
+more with that file cut in half. It calls the command again, compares the result with that of an uninterrupted run, byte
+for byte, and prints a table:
 
     ckpt-chaos run --max-points 1000 --step-regex "resum\\w+ (?:after|from) \\w+ (\\d+)" \\
         --result-file "{out}/result.safetensors" -- python benchmarks/interrupted_saves.py LOOP {out}

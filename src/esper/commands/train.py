@@ -30,7 +30,8 @@ from esper.train.workers import LOCAL, Computing
 def find_preset(name: str) -> Path:
     """The file of a preset."""
     if name not in PRESETS:
-        raise ConfigError(f"no preset {name!r}{did_you_mean(name, PRESETS)}: choose from {', '.join(PRESETS)}")
+        hint = did_you_mean(name, PRESETS) or f": choose from {', '.join(PRESETS)}"
+        raise ConfigError(f"no preset {name!r}{hint}")
     return PRESETS[name]
 
 

@@ -123,7 +123,8 @@ class Validation:
             )
         self.task = task
         self.batches = batches
-        self._warned_of_probabilities = False
+        self._outputs_checked = False
+        """Whether the outputs for the first batch were compared with probabilities."""
         self._calls_with_one_class = 0
 
     def count_classes(self, output_shape: Sequence[int]) -> int | None:
@@ -219,7 +220,7 @@ class Validation:
                 f"{self.task}, which takes {_EXPECTED[self.task]}"
             )
         if self.task in _CLASS_AXES:
-            self._check_classes(outputs.movedim(_CLASS_AXES[self.task], -1), labels[measured[2]])
+            self._check_classes(outputs.movedim(_CLASS_AXES[self.task], -1), labels, measured[2])
         size = len(labels), labels.numel() // max(len(labels), 1)
         losses, hits, counted = (
             None if values is None else values.reshape(size).sum(1, dtype=torch.float64) for values in measured
@@ -228,15 +229,17 @@ class Validation:
         assert counted is not None
         return losses, hits, counted
 
-    def _check_classes(self, scores: Tensor, labels: Tensor) -> None:
-        """Note the predicted classes of ``scores [..., C]`` and the ``labels``; warn once about probabilities."""
-        predicted = scores.argmax(-1)
-        for seen, classes in ((self._predicted, predicted), (self._labels, labels)):
-            if classes.numel() and len(seen) < 2:
-                seen |= {int(classes.min()), int(classes.max())}
+    def _check_classes(self, scores: Tensor, labels: Tensor, counted: Tensor) -> None:
+        """Note which classes ``scores [..., C]`` predict and the ``labels`` have; warn if scores are probabilities."""
+        if len(self._predicted) < 2 or len(self._labels) < 2:
+            for seen, classes in ((self._predicted, scores.argmax(-1)[counted]), (self._labels, labels[counted])):
+                if classes.numel():
+                    seen |= {int(classes.min()), int(classes.max())}
+        if self._outputs_checked:
+            return
+        self._outputs_checked = True
         sums_to_one = torch.allclose(scores.sum(-1), torch.ones_like(scores[..., 0]), atol=_ROUNDING)
-        if sums_to_one and bool((scores >= 0).all()) and not self._warned_of_probabilities:
-            self._warned_of_probabilities = True
+        if sums_to_one and bool((scores >= 0).all()):
             warnings.warn(
                 f"the outputs are at least 0 and add up to 1, so they are probabilities, but {self.task} takes logits: "
                 "leave out the softmax, or return its logarithm",

@@ -66,7 +66,7 @@ def _draw_learning(canvas: Canvas, rows: Sequence[Row]) -> None:
         draw_levels(axes, baselines)
     axes.set_ylabel("score")
     set_integer_axis(axes)
-    add_legend(canvas)
+    add_legend(canvas, 2)
 
 
 LEARNING = Drawing(

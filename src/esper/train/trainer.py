@@ -445,14 +445,14 @@ def extend_run(run: RunDirectory, overrides: Sequence[str]) -> None:
     """
     with run.locked(run.command):
         before = load_settings(TrainSettings, run.config)
-        after = load_settings(TrainSettings, run.config, overrides)
-        changed = {difference.key for difference in compare_settings(after, before)}
-        if changed - {"iterations"} or after.iterations < before.iterations:
+        names = {override.partition("=")[0] for override in overrides}
+        after = load_settings(TrainSettings, run.config, overrides if names == {"iterations"} else ())
+        if names != {"iterations"} or after.iterations < before.iterations:
             raise ConfigError(
                 f"--resume uses the run's own settings, of which only iterations may become more ({before.iterations} "
                 "so far): remove the other changes"
             )
-        if changed:
+        if after.iterations > before.iterations:
             with run.open_store() as store:
                 record = RunExtended(iteration=store.last_iteration(), before=before.iterations, after=after.iterations)
                 store.emit(record)
