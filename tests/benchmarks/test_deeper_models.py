@@ -117,17 +117,14 @@ def test_a_ladder_is_cheaper_than_its_sizes_alone_and_its_first_rung_is_the_same
     assert "% less" in printed
     assert all(title in printed for title in ("joint exits", "star", "distilled"))
     store = ladder.Store(tmp_path)
-    alone, climbed = (
-        {depth: store.of(way, depth, setting) for depth in ladder.DEPTHS}
-        for way, setting in (("alone", (12e-3,)), ("climb", (0.5,)))
-    )
+    alone, climbed = ({depth: store.of(way, depth, 0.5) for depth in ladder.DEPTHS} for way in ("alone", "climb"))
     assert [one.test for one in climbed[1]] == pytest.approx([one.test for one in alone[1]])
     whole = sum(found[0].flops for found in alone.values())
     assert climbed[4][0].flops < 0.9 * whole
-    assert store.of("joint", 4)[0].flops == pytest.approx(climbed[4][0].flops, rel=0.01)
-    star = climbed[1][0].flops + sum(store.of("star", depth)[0].flops for depth in (2, 4))
+    assert store.of("joint", 4, 0.5)[0].flops == pytest.approx(climbed[4][0].flops, rel=0.01)
+    star = climbed[1][0].flops + sum(store.of("star", depth, 0.5)[0].flops for depth in (2, 4))
     assert star == pytest.approx(climbed[4][0].flops)
-    assert [one.test for one in store.of("star", 2)] == [one.test for one in climbed[2]]  # the same training
+    assert [one.test for one in store.of("star", 2, 0.5)] == [one.test for one in climbed[2]]  # the same training
     distilled = alone[4][0].flops + sum(store.of("distil", depth)[0].flops for depth in (1, 2))
     assert distilled == pytest.approx(ladder.DISTILLED * whole, rel=0.02)
     for depth in (2, 4):
