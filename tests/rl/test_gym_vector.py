@@ -232,7 +232,7 @@ def test_what_cannot_be_made_is_refused(settings: dict[str, Any], error: type[Ex
 
 
 @pytest.mark.parametrize("reward", ["outcome", "shaped", ["sparse", {"mode": "shaped", "family": "loss"}]])
-def test_the_reward_mode_is_told(reward: Any) -> None:
+def test_info_has_the_reward_mode(reward: Any) -> None:
     modes = ["sparse", "shaped"] if isinstance(reward, list) else [reward]
     env, single = make(reward=reward), GrowthEnv(rules=RULES, reward=reward)
     told = [env.reset(seed=0)[1], env.step(make_wait_actions(E))[4]]
